@@ -1,0 +1,20 @@
+"""Laplace approximations for neural networks in JAX."""
+
+from ._api import curvature_mv as curvature_mv
+from ._api import laplace as laplace
+from ._enums import CurvApprox as CurvApprox
+from ._enums import CurvatureType as CurvatureType
+from ._enums import LossFn as LossFn
+from .curvature import GGN as GGN
+from .curvature import FisherEmpirical as FisherEmpirical
+from .curvature import FisherMC as FisherMC
+from .curvature import Hessian as Hessian
+from .estimators import register_curvature_method as register_curvature_method
+from .evidence import data_fit as data_fit
+from .evidence import effective_parameters as effective_parameters
+from .evidence import log_marginal_likelihood as log_marginal_likelihood
+from .posterior import CurvEstimate as CurvEstimate
+from .posterior import Posterior as Posterior
+from .posterior import PosteriorFn as PosteriorFn
+
+__version__ = "0.1.0"

@@ -1,0 +1,191 @@
+"""The front door: `laplace(...)`."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._enums import check_names
+from ._model import model_cost
+from ._problem import Problem, make_problem
+from ._tree import ParamSpace, PyTree, is_concrete
+from .curvature._kinds import Curvature, curvature_class
+from .curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
+from .estimators import Estimator, estimator_class
+from .likelihoods import Likelihood
+from .posterior import CurvEstimate, PosteriorFn
+from .structures import Structure
+
+
+def laplace(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    loss_fn: str | Likelihood | Callable,
+    curv_type: str | Estimator = "full",
+    curvature: str | Curvature = "ggn",
+    vmap_over_data: bool = True,
+    num_total_samples: int | None = None,
+    num_curv_samples: int | None = None,
+    batch_size: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    progress: bool | None = None,
+    **options: Any,
+) -> tuple[PosteriorFn, CurvEstimate]:
+    """Fit a Laplace approximation to a trained model.
+
+    Args:
+        model_fn: `model_fn(input, params)`, called with keywords on one example (or on a batch
+            with `vmap_over_data=False`; it must then treat examples independently).
+        params: The trained weights, any pytree of floating-point arrays.
+        data: Training data: `(input, target)`, a dict with `input` and `target` (and `weight`),
+            or an iterable of such batches.
+        loss_fn: `"mse"`, `"cross_entropy"`, `"binary_cross_entropy"`, `"poisson"`,
+            `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`.
+        curv_type: How the curvature is kept: `"full"`, `"diagonal"`, `"hutchinson"`,
+            `"lanczos"`, `"lobpcg"`, or an `Estimator`.
+        curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
+            or a `Curvature`.
+        vmap_over_data: Whether `model_fn` sees one example.
+        num_total_samples: Size of the whole data set when `data` is a part of it.
+        num_curv_samples: Size of that part; counted when not given.
+        batch_size: Examples per step; by default as many as `memory_budget` allows.
+        memory_budget: Bytes of temporaries that a step over the data may hold.
+        progress: Show progress bars; by default when a terminal is attached.
+        **options: Fields of the estimator (`rank`, `num_samples`, ...) and of the curvature
+            (`key`, `mc_samples`).
+
+    Returns:
+        `posterior_fn`, which maps prior arguments to a `Posterior`, and the curvature estimate.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.linspace(0.0, 1.0, 5)
+        >>> model_fn = lambda input, params: params["a"] * input
+        >>> posterior_fn, curv_estimate = laplace(
+        ...     model_fn, {"a": jnp.asarray(2.0)}, (x, 2 * x), loss_fn="mse"
+        ... )
+        >>> print(f"{posterior_fn({'prior_prec': 1.0}).variance()['a']:.4f}")
+        0.3478
+    """
+    measured, estimator = _resolve(curvature, curv_type, options)
+    problem = make_problem(
+        model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
+    )
+    _check_counts(
+        num_total_samples=num_total_samples,
+        num_curv_samples=num_curv_samples,
+        batch_size=batch_size,
+        memory_budget=memory_budget,
+    )
+    operator = dataclasses.replace(
+        _operator(problem, measured),
+        num_total_samples=num_total_samples,
+        num_curv_samples=num_curv_samples,
+        batch_size=batch_size,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
+    if estimator.several_passes:
+        operator.require_passes(f"curv_type={curv_type!r}")
+    structure, diagnostics = estimator.estimate(operator)
+    _check_structure(structure, operator)
+    estimate = CurvEstimate(structure, diagnostics, operator.space)
+    return PosteriorFn(problem.params, structure, problem.likelihood, operator.space), estimate
+
+
+def curvature_mv(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    loss_fn: str | Likelihood | Callable,
+    curvature: str | Curvature = "ggn",
+    vmap_over_data: bool = True,
+    progress: bool | None = None,
+) -> CurvatureOperator:
+    """The curvature as a product: `mv = curvature_mv(...)`, then `mv(v)` on a pytree or flat.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.asarray([1.0, 2.0])
+        >>> model_fn = lambda input, params: params * input
+        >>> mv = curvature_mv(model_fn, jnp.asarray(0.5), (x, x), loss_fn="mse")
+        >>> print(mv(jnp.asarray(1.0)))
+        5.0
+    """
+    measured = _resolve(curvature, "full", {})[0]
+    problem = make_problem(
+        model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
+    )
+    return dataclasses.replace(_operator(problem, measured), progress=progress)
+
+
+def _operator(problem: Problem, measured: Curvature) -> CurvatureOperator:
+    measured.check(problem.likelihood, problem.output)
+    space = ParamSpace.of(problem.params)
+    local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
+    cost = model_cost(problem.model, problem.params, problem.first.example()[0])
+    return CurvatureOperator(local, problem.data, problem.output, cost)
+
+
+def _resolve(
+    curvature: str | Curvature, curv_type: str | Estimator, options: dict[str, Any]
+) -> tuple[Curvature, Estimator]:
+    """Names to objects. Each option goes to the constructor that has a field of its name."""
+    makers: list[Any] = []
+    for given, base, find in (
+        (curvature, Curvature, curvature_class),
+        (curv_type, Estimator, estimator_class),
+    ):
+        if isinstance(given, str):
+            makers.append(find(given))
+        elif isinstance(given, base):
+            makers.append(given)
+        else:
+            what = "curvature" if base is Curvature else "curv_type"
+            raise TypeError(f"{what} must be a name or an object; got {given!r}")
+    classes = [maker for maker in makers if isinstance(maker, type)]
+    fields = {cls: [f.name for f in dataclasses.fields(cls)] for cls in classes}
+    check_names(options, [name for names in fields.values() for name in names], "option")
+    built = []
+    for maker in makers:
+        if isinstance(maker, type):
+            mine = {name: options[name] for name in fields[maker] if name in options}
+            _check_required(maker, mine)
+            maker = maker(**mine)
+        built.append(maker)
+    return built[0], built[1]
+
+
+def _check_required(cls: Any, given: dict[str, Any]) -> None:
+    for field in dataclasses.fields(cls):
+        if field.default is dataclasses.MISSING and field.name not in given:
+            example = "jax.random.key(0)" if field.name == "key" else "..."
+            raise ValueError(
+                f"{cls.__name__} needs {field.name!r}: pass {field.name}={example} to laplace"
+            )
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1; got {value}")
+
+
+def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
+    if structure.size != operator.size:
+        raise ValueError(
+            f"the estimator returned a structure of size {structure.size} for "
+            f"{operator.size} parameters"
+        )
+    arrays = [x for x in jax.tree.leaves(structure) if hasattr(x, "dtype")]
+    if is_concrete(arrays) and not all(bool(jnp.isfinite(x).all()) for x in arrays):
+        raise ValueError(
+            "the curvature is not finite although parameters and data are: the model or its "
+            "derivatives overflow (or, for a callable loss, its Hessian in the output has negative "
+            "eigenvalues). Look at the model's outputs on the training data."
+        )

@@ -1,0 +1,298 @@
+"""Data in every form users have it: arrays in memory, or any iterable of batches."""
+
+import dataclasses
+import functools
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from ._enums import check_names
+from ._tree import PyTree, is_concrete, leaf_names
+
+FIELDS = ("input", "target", "weight")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("input", "target", "weight", "index"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples along the first axis of every leaf. `index` numbers them through the data set."""
+
+    input: PyTree
+    target: PyTree
+    weight: jax.Array | None
+    index: jax.Array
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are."""
+        return self.index.shape[0]
+
+    @property
+    def num_counted(self) -> int | jax.Array:
+        """How many examples take part: one whose weight is zero is masked out."""
+        if self.weight is None:
+            return self.num_examples
+        axes = tuple(range(1, self.weight.ndim))
+        return jnp.sum(jnp.any(self.weight != 0, axis=axes))
+
+    def slice(self, start: int | jax.Array, size: int) -> "Batch":
+        """`size` examples from `start` on."""
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), self)
+
+    def example(self) -> tuple[PyTree, PyTree]:
+        """Shapes and dtypes of one input and one target."""
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (self.input, self.target)
+        )
+
+
+class Loader:
+    """A foreign iterable of batches, with what must hold checked while it is read."""
+
+    def __init__(self, batches: Iterable[Any], progress: bool | None = None) -> None:
+        self._batches = batches
+        self.one_shot = iter(batches) is batches if isinstance(batches, Iterator) else False
+        self.progress = progress
+        self.num_counted: int | jax.Array | None = None
+        self.validate: Callable[[Batch], None] = lambda batch: None
+        self._num_examples: int | None = None
+        self._passes = 0
+
+    def peek(self) -> Batch:
+        """The first batch. A one-shot iterator does not lose it."""
+        iterator = iter(self._batches)
+        try:
+            first = next(iterator)
+        except StopIteration:
+            raise ValueError("the data loader is empty: it gave no batch") from None
+        if self.one_shot:
+            self._batches = itertools.chain([first], iterator)
+        return as_batch(first)
+
+    def require_passes(self, why: str) -> None:
+        """Refuse a one-shot iterator where several passes are needed."""
+        if self.one_shot:
+            raise ValueError(
+                f"{why} passes over the data several times, but data is a one-shot iterator that "
+                "is gone after the first pass. Hand over a re-iterable (a list of batches, a "
+                "DataLoader) or use a curv_type that needs one pass: 'full' or 'diagonal'."
+            )
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.one_shot and self._passes:
+            self.require_passes("this computation")
+        self._passes += 1
+        seen, counted = 0, 0
+        for raw in self._bar():
+            batch = as_batch(raw, start=seen)
+            if self._num_examples is None:
+                check_finite(batch)
+                self.validate(batch)
+            seen += batch.num_examples
+            counted = counted + batch.num_counted
+            yield batch
+        self._finish(seen, counted)
+
+    def _bar(self) -> Iterable[Any]:
+        total = operator.length_hint(self._batches) or None
+        return progress_bar(self._batches, total, f"pass {self._passes}", self.progress)
+
+    def _finish(self, seen: int, counted: int | jax.Array) -> None:
+        if seen == 0:
+            reason = "is empty: it gave no batch"
+            if self._num_examples:
+                reason = (
+                    "was exhausted after its first pass: hand over a re-iterable, whose __iter__ "
+                    "starts anew (a list of batches, a DataLoader), not an iterator"
+                )
+            raise ValueError(f"the data loader {reason}")
+        if self._num_examples not in (None, seen):
+            raise ValueError(
+                f"the data loader gave {self._num_examples} examples in an earlier pass and {seen} "
+                "in this one; every pass must give the same examples"
+            )
+        self._num_examples, self.num_counted = seen, counted
+
+
+Data = Batch | Loader
+
+
+def progress_bar(
+    items: Iterable[Any], total: int | None, label: str, progress: bool | None
+) -> Iterable[Any]:
+    """A tqdm bar; `None` shows it exactly when a terminal is attached."""
+    shown = sys.stderr.isatty() if progress is None else progress
+    return tqdm(items, total=total, desc=label, leave=False) if shown else items
+
+
+def as_data(data: Any, progress: bool | None = None) -> Data:
+    """Normalise what users hand over: a tuple, a dict, or an iterable of batches."""
+    if isinstance(data, Batch | Loader):
+        return data
+    if isinstance(data, tuple | Mapping):
+        batch = as_batch(data)
+        check_finite(batch)
+        return batch
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable) or _is_array(data):
+        raise TypeError(
+            f"data must be a tuple (input, target), a dict with 'input' and 'target', or an "
+            f"iterable of such batches; got {type(data).__name__}"
+        )
+    if isinstance(data, list):
+        if not data:
+            raise ValueError("data is an empty list: there is no batch in it")
+        if any(_is_array(item) for item in data):
+            raise TypeError(
+                "data is a list of arrays; a list is read as a list of batches. For arrays write "
+                "a tuple: (input, target)"
+            )
+    return Loader(data, progress)
+
+
+def as_batch(raw: Any, start: int = 0) -> Batch:
+    """One batch in the forms users have it, as arrays with equal first axes."""
+    if isinstance(raw, Mapping):
+        check_names(raw, FIELDS, "key in data")
+        missing = [name for name in FIELDS[:2] if name not in raw]
+        if missing:
+            raise ValueError(f"data has no {missing[0]!r}; it needs the keys 'input' and 'target'")
+        parts = [raw["input"], raw["target"], raw.get("weight")]
+    elif isinstance(raw, tuple | list) and len(raw) in (2, 3):
+        parts = [*raw, None][:3]
+    else:
+        size = f" of length {len(raw)}" if isinstance(raw, tuple | list) else ""
+        raise TypeError(
+            "a batch must be (input, target), (input, target, weight) or a dict with those keys; "
+            f"got {type(raw).__name__}{size}"
+        )
+    arrays = [
+        jax.tree.map(functools.partial(_to_array, field), part)
+        for field, part in zip(FIELDS, parts, strict=True)
+    ]
+    size = _common_length(arrays)
+    return Batch(*arrays, index=jnp.arange(start, start + size, dtype=jnp.int32))
+
+
+def _is_array(item: Any) -> bool:
+    return hasattr(item, "shape") and hasattr(item, "dtype")
+
+
+def _to_array(field: str, leaf: Any) -> jax.Array:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
+        raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
+    return jnp.asarray(array)
+
+
+def _common_length(arrays: list[PyTree]) -> int:
+    leaves = jax.tree.leaves(arrays)
+    names = leaf_names(dict(zip(FIELDS, arrays, strict=True)))
+    if not leaves or any(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError("every array in data needs a first axis that counts the examples")
+    lengths = [leaf.shape[0] for leaf in leaves]
+    if len(set(lengths)) > 1:
+        # jax sorts dict keys, as leaf_names does; report each array under its own name.
+        ordered = jax.tree.leaves(dict(zip(FIELDS, arrays, strict=True)))
+        sizes = ", ".join(f"{n}: {a.shape[0]}" for n, a in zip(names, ordered, strict=True))
+        raise ValueError(f"input and target must have the same number of examples; got {sizes}")
+    if lengths[0] == 0:
+        raise ValueError("data is empty: it has 0 examples")
+    return lengths[0]
+
+
+def check_finite(batch: Batch) -> None:
+    """Raise for NaN or infinity, and for negative weights, when the values are known."""
+    if not is_concrete(batch):
+        return
+    fields = {"input": batch.input, "target": batch.target, "weight": batch.weight}
+    for name, leaf in zip(leaf_names(fields), jax.tree.leaves(fields), strict=True):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(_all_finite(leaf)):
+            bad = int(jnp.sum(~jnp.isfinite(leaf)))
+            raise ValueError(
+                f"data's {name} holds {bad} values that are NaN or infinite; remove or impute them"
+                " (a weight of 0 masks an example, but its values must still be finite)"
+            )
+    if batch.weight is not None and bool(jnp.any(batch.weight < 0)):
+        raise ValueError("data's weight holds negative values; a weight multiplies the loss")
+
+
+@jax.jit
+def _all_finite(x: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(x))
+
+
+# -- folding over the data ------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class Chunking:
+    """How many examples a step sees, and who drives the loop.
+
+    XLA's CPU backend runs convolutions about ten times slower inside `scan`, so for models with
+    convolutions Python drives (`host_loop`) and every step is a compiled call of its own.
+    """
+
+    size: int
+    host_loop: bool = False
+
+
+Step = Callable[..., PyTree]
+
+
+def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTree) -> PyTree:
+    """carry <- step(carry, batch, *args) over all of the data, in chunks.
+
+    `step` must be a module-level function: it is the key under which compiled code is found
+    again. In-memory data is scanned inside one compiled call; a loader drives the same call.
+    """
+    if isinstance(data, Loader):
+        for batch in data:
+            carry = fold(step, carry, batch, chunking, *args)
+        return carry
+    if not chunking.host_loop or data.num_examples <= chunking.size:
+        return _fold_scan(step, chunking.size, carry, data, args)
+    whole = data.num_examples - data.num_examples % chunking.size
+    for start in range(0, whole, chunking.size):
+        carry = _fold_slice(step, chunking.size, carry, data, start, args)
+    if whole < data.num_examples:
+        carry = _fold_slice(step, data.num_examples - whole, carry, data, whole, args)
+    return carry
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _fold_scan(
+    step: Step, size: int, carry: PyTree, batch: Batch, args: tuple[PyTree, ...]
+) -> PyTree:
+    chunks, rest = divmod(batch.num_examples, size)
+    if chunks > 1:
+
+        def body(carry: PyTree, i: jax.Array) -> tuple[PyTree, None]:
+            return step(carry, batch.slice(i * size, size), *args), None
+
+        carry, _ = jax.lax.scan(body, carry, jnp.arange(chunks))
+    elif chunks == 1:
+        carry = step(carry, batch.slice(0, size) if rest else batch, *args)
+    return step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _fold_slice(
+    step: Step,
+    size: int,
+    carry: PyTree,
+    batch: Batch,
+    start: int | jax.Array,
+    args: tuple[PyTree, ...],
+) -> PyTree:
+    return step(carry, batch.slice(start, size), *args)

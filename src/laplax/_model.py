@@ -1,0 +1,106 @@
+"""The user's function, seen one example at a time or a batch at a time."""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from ._tree import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """`model_fn(input, params)`, called with keywords.
+
+    With `vmap_over_data` it sees one example; otherwise a batch, whose examples it must treat
+    independently of each other. Outputs in half precision are widened: a loss needs float32.
+    """
+
+    fn: Callable[..., jax.Array]
+    vmap_over_data: bool = True
+
+    def one(self, input: PyTree, params: PyTree) -> jax.Array:
+        """Output for one example."""
+        if self.vmap_over_data:
+            return widen(self.fn(input=input, params=params))
+        single = jax.tree.map(lambda x: x[None], input)
+        return widen(self.fn(input=single, params=params))[0]
+
+    def batch(self, input: PyTree, params: PyTree) -> jax.Array:
+        """Outputs for a batch of examples along the first axis."""
+        if self.vmap_over_data:
+            return jax.vmap(self.one, in_axes=(0, None))(input, params)
+        return widen(self.fn(input=input, params=params))
+
+
+def widen(x: jax.Array) -> jax.Array:
+    """At least float32."""
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
+def check_signature(model_fn: Callable[..., Any]) -> None:
+    """`model_fn` must take keywords `input` and `params`."""
+    if not callable(model_fn):
+        raise TypeError(f"model_fn must be callable; got {type(model_fn).__name__}")
+    try:
+        signature = inspect.signature(model_fn)
+    except ValueError:  # builtins without a signature: the call itself will tell
+        return
+    try:
+        signature.bind(input=None, params=None)
+    except TypeError:
+        given = ", ".join(signature.parameters)
+        raise TypeError(
+            f"model_fn is called as model_fn(input=..., params=...); its parameters are ({given}). "
+            "Wrap it: model_fn = lambda input, params: my_model(params, input)"
+        ) from None
+
+
+def output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the output for one example."""
+    out = jax.eval_shape(model.one, example, params)
+    if not isinstance(out, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"model_fn must return one array; it returned {jax.tree.structure(out)}. "
+            "Pick the output to be judged: lambda input, params: my_model(...)['logits']"
+        )
+    return out
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCost:
+    """What one example costs, read off the traced model."""
+
+    activation_bytes: int
+    has_convolution: bool
+
+
+def model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
+    """Bytes of all intermediate values of one example, and whether there are convolutions."""
+    jaxpr = jax.make_jaxpr(model.one)(example, params).jaxpr
+    equations = list(_equations(jaxpr))
+    total = sum(
+        math.prod(var.aval.shape) * var.aval.dtype.itemsize
+        for eqn in equations
+        for var in eqn.outvars
+        if hasattr(var.aval, "shape") and hasattr(var.aval.dtype, "itemsize")
+    )
+    convolution = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
+    return ModelCost(max(total, 1), convolution)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr and of the jaxprs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for part in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(part, core.ClosedJaxpr):
+                    yield from _equations(part.jaxpr)
+                elif isinstance(part, core.Jaxpr):
+                    yield from _equations(part)

@@ -1,0 +1,122 @@
+"""What every entry point starts from: a checked model, its parameters, data and likelihood."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._data import Batch, Data, Loader, as_data
+from ._model import Model, check_signature, output_struct
+from ._tree import PyTree, is_concrete, leaf_names
+from .likelihoods import Custom, Likelihood, as_likelihood
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """Checked inputs. `first` is a batch that shows shapes, `output` the output of one example."""
+
+    model: Model
+    params: PyTree
+    data: Data
+    likelihood: Likelihood
+    first: Batch
+    output: jax.ShapeDtypeStruct
+
+
+def make_problem(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    loss_fn: str | Likelihood | Callable,
+    *,
+    vmap_over_data: bool = True,
+    progress: bool | None = None,
+) -> Problem:
+    """Check everything that can be seen before work starts."""
+    likelihood = as_likelihood(loss_fn)
+    check_signature(model_fn)
+    params = check_params(params)
+    model = Model(model_fn, vmap_over_data)
+    checked = as_data(data, progress)
+    first = checked.peek() if isinstance(checked, Loader) else checked
+    example, target = first.example()
+    output = output_struct(model, params, example)
+    _check_target(likelihood, output, target)
+    _check_weight(likelihood, output, first)
+
+    def validate(batch: Batch) -> None:
+        if is_concrete(batch):
+            _check_values(model, params, likelihood, output, batch)
+
+    if isinstance(checked, Loader):
+        checked.validate = validate
+    else:
+        validate(checked)
+    return Problem(model, params, checked, likelihood, first, output)
+
+
+def check_params(params: PyTree) -> PyTree:
+    """A non-empty pytree of finite floating-point arrays."""
+    leaves = jax.tree.leaves(params)
+    if not leaves:
+        raise ValueError("params holds no arrays: there is nothing to be uncertain about")
+    for name, leaf in zip(leaf_names(params), leaves, strict=True):
+        if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+            raise TypeError(
+                f"params must be a pytree of arrays; the leaf {name!r} is a "
+                f"{type(leaf).__name__}. Wrap numbers with jnp.asarray, and keep functions out "
+                "(equinox: params, static = eqx.partition(model, eqx.is_inexact_array))"
+            )
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"params must be floating point; the leaf {name!r} is {leaf.dtype}. Close over "
+                "what is not differentiated: model_fn = lambda input, params: f(input, params, n)"
+            )
+    arrays = jax.tree.map(jnp.asarray, params)
+    for name, leaf in zip(leaf_names(params), jax.tree.leaves(arrays), strict=True):
+        if is_concrete(leaf) and not bool(jnp.isfinite(leaf).all()):
+            raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")
+    return arrays
+
+
+def _check_target(likelihood: Likelihood, output: jax.ShapeDtypeStruct, target: PyTree) -> None:
+    if not isinstance(likelihood, Custom) and not isinstance(target, jax.ShapeDtypeStruct):
+        raise TypeError(
+            f"loss_fn={likelihood.name!r} takes one array as target; got a pytree "
+            f"({jax.tree.structure(target)}). A callable loss(f, y) takes any."
+        )
+    likelihood.check_target_shape(output, target)
+
+
+def _check_weight(likelihood: Likelihood, output: jax.ShapeDtypeStruct, first: Batch) -> None:
+    if first.weight is None:
+        return
+    given, events = tuple(first.weight.shape[1:]), likelihood.batch_shape(output.shape)
+    if given != events[: len(given)]:
+        raise ValueError(
+            f"the weight of one example has shape {given}; it must be a number or match the "
+            f"leading axes of the observations of one example, {events}"
+        )
+
+
+def _check_values(
+    model: Model,
+    params: PyTree,
+    likelihood: Likelihood,
+    output: jax.ShapeDtypeStruct,
+    batch: Batch,
+) -> None:
+    if not isinstance(likelihood, Custom):
+        likelihood.check_target_values(output.shape, batch.target)
+    elif likelihood.indefinite == "error" and is_concrete(params):
+        few = batch.slice(0, min(batch.num_examples, 64))
+        f = model.batch(few.input, params)
+        smallest = float(jnp.min(jax.vmap(likelihood.smallest_eigenvalue)(f, few.target)))
+        if smallest < -1e-4:
+            raise ValueError(
+                "the Hessian of loss_fn in the output has negative eigenvalues (smallest "
+                f"{smallest:.3g} of the largest), so the GGN is not positive semi-definite. Choose "
+                "what that means: loss_fn=Custom(loss, indefinite='clip') counts them as zero."
+            )

@@ -1,0 +1,101 @@
+"""Parameters as one flat vector: the order of leaves is `jax.tree.leaves`, each in C order."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpace:
+    """The vector space R^P in which `params` live.
+
+    Frozen configuration (hashable), so that it can be a static part of compiled functions.
+    `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
+    """
+
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    dtype: Any
+
+    @classmethod
+    def of(cls, params: PyTree) -> "ParamSpace":
+        """Read the space off a pytree of floating-point arrays."""
+        leaves, treedef = jax.tree.flatten(params)
+        dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
+        # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
+        wide = max((jnp.finfo(d).bits for d in dtypes), default=32) > 32
+        return cls(
+            treedef=treedef,
+            shapes=tuple(tuple(leaf.shape) for leaf in leaves),
+            dtypes=dtypes,
+            dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of entries of each leaf."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        return sum(self.sizes)
+
+    def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
+        """Leaves to one array of shape (*batch, P) in the accumulation dtype."""
+        leaves = jax.tree.leaves(tree)
+        flat = [
+            jnp.asarray(leaf).reshape(*jnp.shape(leaf)[:batch_ndim], -1).astype(self.dtype)
+            for leaf in leaves
+        ]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+
+    def unflatten(self, flat: jax.Array) -> PyTree:
+        """An array (*batch, P) back to leaves (*batch, *leaf shape) in the leaves' own dtypes."""
+        batch = flat.shape[:-1]
+        leaves, start = [], 0
+        for shape, size, dtype in zip(self.shapes, self.sizes, self.dtypes, strict=True):
+            part = jax.lax.slice_in_dim(flat, start, start + size, axis=flat.ndim - 1)
+            leaves.append(part.reshape(*batch, *shape).astype(dtype))
+            start += size
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def is_flat(self, vector: PyTree) -> bool:
+        """Whether `vector` is a flat (P,) array rather than a pytree like `params`."""
+        structure = jax.tree.structure(vector)
+        is_array = structure == jax.tree.structure(0)
+        shape = jnp.shape(vector) if is_array else None
+        if structure == self.treedef and (not is_array or shape == self.shapes[0]):
+            return False
+        if shape == (self.size,):
+            return True
+        raise ValueError(
+            f"expected a pytree like params ({self.treedef}) or a flat vector of shape "
+            f"({self.size},); got {structure if shape is None else f'an array of shape {shape}'}"
+        )
+
+    def apply(self, fn: Any, vector: PyTree) -> PyTree:
+        """Apply a map of flat vectors to a pytree or a flat vector; the same form comes back."""
+        if self.is_flat(vector):
+            return fn(jnp.asarray(vector).astype(self.dtype))
+        shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(vector))
+        if shapes != self.shapes:
+            raise ValueError(f"leaves of shapes {shapes} given; params have {self.shapes}")
+        return self.unflatten(fn(self.flatten(vector)))
+
+
+def leaf_names(tree: PyTree) -> list[str]:
+    """The path of each leaf as people write it: `layers/0/kernel`."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
+
+
+def is_concrete(*trees: PyTree) -> bool:
+    """Whether every leaf holds numbers now, rather than being traced."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))

@@ -1,0 +1,187 @@
+"""What is measured: GGN, Hessian, Monte-Carlo Fisher, empirical Fisher.
+
+GGN and the Fishers are sums of outer products of rows r = J^T s, where the columns s of a factor
+come from the output space; a kind is therefore little more than its `factor`. The Hessian has no
+rows and is known by its products alone.
+"""
+
+import abc
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch
+from .._enums import CurvatureType, check_names, near_miss
+from .._model import Model
+from .._tree import PyTree
+from ..likelihoods import Likelihood, weigh
+from ..likelihoods._custom import POLICIES
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Curvature(abc.ABC):
+    """A curvature of the loss, as products with J^T (.) J or of its own making."""
+
+    has_rows: ClassVar[bool] = True
+
+    @property
+    def negative_eigenvalues(self) -> str:
+        """`"clip"` or `"error"`. Those of a positive semi-definite curvature are rounding."""
+        return "clip"
+
+    def check(self, likelihood: Likelihood, f: jax.ShapeDtypeStruct) -> None:
+        """Raise before work starts if this curvature does not exist for the likelihood."""
+
+    @abc.abstractmethod
+    def batch_mm(
+        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
+    ) -> PyTree:
+        """G V on one batch; the leaves of V have a leading axis of vectors."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OuterProductCurvature(Curvature):
+    """G = sum_n J_n^T (S_n S_n^T) J_n with a factor S_n of shape (*f.shape, K)."""
+
+    @abc.abstractmethod
+    def factor(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array
+    ) -> jax.Array:
+        """S of one example."""
+
+    def output_mv(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array, v: jax.Array
+    ) -> jax.Array:
+        """S S^T v of one example."""
+        factor = self.factor(likelihood, f, y, index)
+        inner = jnp.tensordot(v, factor, axes=f.ndim)
+        return factor @ inner
+
+    def batch_mm(
+        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
+    ) -> PyTree:
+        """One linearisation of the batch serves all vectors, forward and back."""
+        f, push = jax.linearize(lambda p: model.batch(batch.input, p), params)
+        pull = jax.linear_transpose(push, params)
+
+        def one(v: PyTree) -> PyTree:
+            mv = functools.partial(self.output_mv, likelihood)
+            return pull(weigh(jax.vmap(mv)(f, batch.target, batch.index, push(v)), batch.weight))[0]
+
+        return jax.vmap(one)(V)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class GGN(OuterProductCurvature):
+    """Generalised Gauss-Newton: S S^T = H, the likelihood's Hessian in f."""
+
+    def factor(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array
+    ) -> jax.Array:
+        """The likelihood's factor."""
+        return likelihood.hessian_factor(f, y)
+
+    def output_mv(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array, v: jax.Array
+    ) -> jax.Array:
+        """H v, without the factor."""
+        return likelihood.hessian_mv(f, y, v)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class FisherEmpirical(OuterProductCurvature):
+    """Outer products of the gradients at the observed targets."""
+
+    def factor(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array
+    ) -> jax.Array:
+        """grad_f l(f, y), one column."""
+        return jax.grad(likelihood.loss)(f, y)[..., None]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("key",), meta_fields=("mc_samples",)
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class FisherMC(OuterProductCurvature):
+    """Monte-Carlo Fisher: gradients at targets drawn from the model; the GGN in expectation.
+
+    The draws of an example depend on `key` and on its number in the data set alone, so that the
+    answer does not depend on the batch size.
+    """
+
+    key: jax.Array
+    mc_samples: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.mc_samples, int) and self.mc_samples < 1:
+            raise ValueError(f"mc_samples must be at least 1; got {self.mc_samples}")
+
+    def check(self, likelihood: Likelihood, f: jax.ShapeDtypeStruct) -> None:
+        """The likelihood must be able to sample."""
+        jax.eval_shape(likelihood.sample, jax.random.key(0), f)
+
+    def factor(
+        self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array
+    ) -> jax.Array:
+        """grad_f l(f, y_m) / sqrt(M), one column per draw."""
+
+        def column(key: jax.Array) -> jax.Array:
+            return jax.grad(likelihood.loss)(f, likelihood.sample(key, f))
+
+        keys = jax.random.split(jax.random.fold_in(self.key, index), self.mc_samples)
+        return jnp.moveaxis(jax.vmap(column)(keys), 0, -1) / self.mc_samples**0.5
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Hessian(Curvature):
+    """The Hessian of the loss in the parameters.
+
+    `indefinite` says what its negative eigenvalues mean: `"error"` or `"clip"` (they count as 0).
+    """
+
+    indefinite: str = "error"
+    has_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_names([self.indefinite], POLICIES, "policy for an indefinite Hessian")
+
+    @property
+    def negative_eigenvalues(self) -> str:
+        """The user's choice: here they are information."""
+        return self.indefinite
+
+    def batch_mm(
+        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
+    ) -> PyTree:
+        """Forward over reverse: the gradient is linearised once for all vectors."""
+
+        def loss(p: PyTree) -> jax.Array:
+            f = model.batch(batch.input, p)
+            if batch.weight is None:
+                return jnp.sum(jax.vmap(likelihood.loss)(f, batch.target))
+            return jnp.sum(jax.vmap(likelihood.loss)(f, batch.target, batch.weight))
+
+        push = jax.linearize(jax.grad(loss), params)[1]
+        return jax.vmap(push)(V)
+
+
+CURVATURES: dict[str, type[Curvature]] = {
+    CurvatureType.GGN: GGN,
+    CurvatureType.HESSIAN: Hessian,
+    CurvatureType.FISHER_MC: FisherMC,
+    CurvatureType.FISHER_EMPIRICAL: FisherEmpirical,
+}
+
+
+def curvature_class(curvature: str) -> type[Curvature]:
+    """The class that a name stands for."""
+    if curvature not in CURVATURES:
+        raise ValueError(f"unknown curvature {curvature!r}{near_miss(curvature, CURVATURES)}")
+    return CURVATURES[curvature]

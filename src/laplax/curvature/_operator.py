@@ -1,0 +1,152 @@
+"""The curvature G of a model on data, matrix-free: products, and rows where they exist."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch, Chunking, Data, Loader, fold
+from .._model import Model, ModelCost
+from .._tree import ParamSpace, PyTree
+from ..likelihoods import Likelihood, weigh
+from ._kinds import Curvature, OuterProductCurvature
+
+MEMORY_BUDGET = 2**29  # bytes of temporaries that a step over the data may hold
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("params", "curvature"),
+    meta_fields=("model", "likelihood", "space"),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocalCurvature:
+    """The curvature on one batch. A pytree: compiled steps take it as an argument."""
+
+    params: PyTree
+    curvature: Curvature
+    model: Model
+    likelihood: Likelihood
+    space: ParamSpace
+
+    def mm(self, batch: Batch, V: jax.Array) -> jax.Array:
+        """G V for the rows of V, shape (k, P)."""
+        out = self.curvature.batch_mm(
+            self.model, self.likelihood, self.params, batch, self.space.unflatten(V)
+        )
+        return self.space.flatten(out, batch_ndim=1)
+
+    def rows(self, batch: Batch) -> jax.Array:
+        """R with R^T R = G on the batch, shape (n K, P)."""
+        assert isinstance(self.curvature, OuterProductCurvature)
+        curvature = self.curvature
+
+        def one(x: PyTree, y: PyTree, index: jax.Array, weight: jax.Array | None) -> PyTree:
+            f, pull = jax.vjp(lambda p: self.model.one(x, p), self.params)
+            factor = curvature.factor(self.likelihood, f, y, index)
+            if weight is not None:
+                factor = weigh(factor, jnp.sqrt(weight))
+            return jax.vmap(pull)(jnp.moveaxis(factor, -1, 0))[0]
+
+        axes = (0, 0, 0, None if batch.weight is None else 0)
+        tree = jax.vmap(one, in_axes=axes)(batch.input, batch.target, batch.index, batch.weight)
+        return self.space.flatten(tree, batch_ndim=2).reshape(-1, self.space.size)
+
+
+def add_product(total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
+    return total + local.mm(batch, V)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurvatureOperator:
+    """G summed over a data set, times `num_total_samples / num_curv_samples`.
+
+    Estimators see this: `mv`, `mm`, `fold` over rows, and the sizes they need to plan.
+    """
+
+    local: LocalCurvature
+    data: Data
+    output: jax.ShapeDtypeStruct
+    cost: ModelCost
+    num_total_samples: int | None = None
+    num_curv_samples: int | None = None
+    batch_size: int | None = None
+    memory_budget: int = MEMORY_BUDGET
+    progress: bool | None = None
+
+    @property
+    def space(self) -> ParamSpace:
+        """The space of the parameters."""
+        return self.local.space
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.space.size
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether G is a sum of outer products of rows."""
+        return self.local.curvature.has_rows
+
+    @property
+    def rows_per_example(self) -> int:
+        """K, the number of rows of one example."""
+        curvature = self.local.curvature
+        assert isinstance(curvature, OuterProductCurvature)
+        example = self.data.peek() if isinstance(self.data, Loader) else self.data
+        target = example.example()[1]
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        factor = functools.partial(curvature.factor, self.local.likelihood)
+        return jax.eval_shape(factor, self.output, target, index).shape[-1]
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples, if it is known before the data are read."""
+        return None if isinstance(self.data, Loader) else self.data.num_examples
+
+    @property
+    def scale(self) -> Any:
+        """num_total_samples / num_curv_samples: the one place that computes it."""
+        if self.num_total_samples is None:
+            return 1.0
+        seen = self.num_curv_samples or self.data.num_counted
+        return self.num_total_samples / seen
+
+    def require_passes(self, why: str) -> None:
+        """Refuse one-shot data before work starts."""
+        if isinstance(self.data, Loader):
+            self.data.require_passes(why)
+
+    def chunking(self, bytes_per_example: int) -> Chunking:
+        """As many examples at once as the memory budget allows."""
+        fits = max(1, self.memory_budget // max(bytes_per_example, 1))
+        return Chunking(
+            min(self.batch_size or fits, self.num_examples or fits),
+            host_loop=self.cost.has_convolution and jax.default_backend() == "cpu",
+        )
+
+    def mm(self, V: jax.Array) -> jax.Array:
+        """G V for the rows of V, shape (k, P): one pass over the data."""
+        # A linearised model keeps its activations, and every vector makes two more sets of them.
+        chunking = self.chunking(self.cost.activation_bytes * (1 + 2 * V.shape[0]))
+        total = fold(add_product, jnp.zeros_like(V), self.data, chunking, self.local, V)
+        return total * jnp.asarray(self.scale, total.dtype)
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """G v for a flat v, shape (P,)."""
+        return self.mm(v[None])[0]
+
+    def __call__(self, v: PyTree) -> PyTree:
+        """G v for a pytree like `params` or a flat vector; the same form comes back."""
+        return self.space.apply(self.mv, v)
+
+    def fold_rows(self, step: Any, carry: jax.Array) -> jax.Array:
+        """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
+        itemsize = self.space.dtype.itemsize
+        per_row = self.size * itemsize * 2 + self.cost.activation_bytes
+        chunking = self.chunking(per_row * self.rows_per_example)
+        total = fold(step, carry, self.data, chunking, self.local)
+        return total * jnp.asarray(self.scale, total.dtype)

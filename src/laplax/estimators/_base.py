@@ -1,0 +1,50 @@
+"""An estimator turns a curvature operator into a structure."""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._tree import is_concrete
+from ..curvature import CurvatureOperator
+from ..structures import Structure
+
+Diagnostics = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Estimator(abc.ABC):
+    """How G is estimated. Its fields are the options that `laplace(...)` takes for it."""
+
+    several_passes: ClassVar[bool] = True  # over the data; a one-shot iterator allows one
+
+    @abc.abstractmethod
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """The structure that keeps G, and what diagnoses it."""
+
+
+def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array:
+    """Eigenvalues (or diagonal entries) with the policy for negative ones applied.
+
+    What lies below zero by no more than rounding is zero under every policy.
+    """
+    policy = operator.local.curvature.negative_eigenvalues
+    if policy == "error" and is_concrete(values):
+        noise = 100 * values.size**0.5 * float(jnp.finfo(values.dtype).eps)
+        smallest, largest = float(values.min()), float(jnp.abs(values).max())
+        if smallest < -noise * largest:
+            raise ValueError(
+                f"the Hessian is indefinite: smallest value {smallest:.4g}, largest {largest:.4g}. "
+                "Choose what that means: curvature=Hessian(indefinite='clip') counts negative "
+                "eigenvalues as zero; curvature='ggn' is positive semi-definite everywhere."
+            )
+    return jnp.maximum(values, 0)
+
+
+def identity_blocks(size: int, block: int, dtype: Any) -> Any:
+    """Rows of the identity, `block` at a time: (first index, (block, P) array)."""
+    for start in range(0, size, block):
+        count = min(block, size - start)
+        yield start, jnp.eye(count, size, k=start, dtype=dtype)

@@ -1,0 +1,70 @@
+"""The diagonal of the curvature: exact by rows, or Hutchinson's estimate from products."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch
+from ..curvature import CurvatureOperator
+from ..curvature._operator import LocalCurvature
+from ..structures import Diagonal, Structure
+from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExactDiagonal(Estimator):
+    """`"diagonal"`: exact. Column sums of squared rows; for the Hessian, P products in blocks."""
+
+    several_passes: ClassVar[bool] = False
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """One pass by rows."""
+        if operator.has_rows:
+            zeros = jnp.zeros(operator.size, operator.space.dtype)
+            return Diagonal(operator.fold_rows(_add_squares, zeros)), {}
+        operator.require_passes("an exact diagonal of the Hessian")
+        values = [
+            jnp.diagonal(operator.mm(eye), offset=start)
+            for start, eye in identity_blocks(operator.size, 64, operator.space.dtype)
+        ]
+        return Diagonal(settle_negative(jnp.concatenate(values), operator)), {}
+
+
+def _add_squares(total: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
+    return total + jnp.sum(jnp.square(local.rows(batch)), axis=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hutchinson(Estimator):
+    """`"hutchinson"`: the mean of z * G z over Rademacher probes z; for what has no rows.
+
+    `standard_error` in the diagnostics says how good it is, entry by entry.
+    """
+
+    key: jax.Array
+    num_samples: int = 100
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 2:
+            raise ValueError(f"num_samples must be at least 2; got {self.num_samples}")
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """Blocks of probes share a pass over the data."""
+        dtype, block = operator.space.dtype, 16
+        mean = jnp.zeros(operator.size, dtype)
+        spread = jnp.zeros(operator.size, dtype)
+        done = 0
+        for i in range(0, self.num_samples, block):
+            count = min(block, self.num_samples - i)
+            key = jax.random.fold_in(self.key, i)
+            probes = jax.random.rademacher(key, (count, operator.size), dtype)
+            products = probes * operator.mm(probes)
+            # Welford's update for a block: stable where a plain sum of squares is not.
+            done += count
+            change = products - mean
+            mean = mean + jnp.sum(change, axis=0) / done
+            spread = spread + jnp.sum(change * (products - mean), axis=0)
+        error = jnp.sqrt(jnp.maximum(spread, 0) / (done * (done - 1)))
+        return Diagonal(settle_negative(mean, operator)), {"standard_error": error}

@@ -1,0 +1,101 @@
+"""The full curvature: one blocked GEMM over rows, or its smaller side."""
+
+import dataclasses
+import os
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch
+from ..curvature import CurvatureOperator
+from ..curvature._operator import LocalCurvature
+from ..structures import Dense, LowRank, Structure
+from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Full(Estimator):
+    """`"full"`: G exactly.
+
+    G = R^T R over rows, so no P products are needed. With fewer rows than half the parameters
+    it is kept on its smaller side (R^T = Q T, and an SVD of T), exactly and faster. `memory_share`
+    is the share of this machine's memory that the work may need.
+    """
+
+    memory_share: float = 0.5
+    several_passes: ClassVar[bool] = False
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """Choose the side, refuse what does not fit, then one pass."""
+        size, dtype = operator.size, operator.space.dtype
+        small = operator.has_rows and operator.num_examples is not None
+        rows = operator.rows_per_example * (operator.num_examples or 0) if small else size
+        self._check_memory(operator, min(rows, size))
+        if not operator.has_rows:
+            operator.require_passes("a dense Hessian")
+            return Dense(settle_dense(dense_by_products(operator), operator)), {}
+        if 2 * rows <= size:
+            return _smaller_side(operator, rows), {}
+        return Dense(operator.fold_rows(_add_gram, jnp.zeros((size, size), dtype))), {}
+
+    def _check_memory(self, operator: CurvatureOperator, side: int) -> None:
+        size, itemsize = operator.size, operator.space.dtype.itemsize
+        # G, the precision and its factor: three arrays are alive while the posterior is formed.
+        need, have = 3 * side * size * itemsize, self.memory_share * total_memory()
+        if need > have:
+            rank = int(have // (3 * size * itemsize))
+            lanczos = f", curv_type='lanczos' up to rank {rank}" if rank else ""
+            raise ValueError(
+                f"curv_type='full' for {size:,} parameters needs {need / GIB:.1f} GiB; allowed is "
+                f"{have / GIB:.1f} GiB (memory_share={self.memory_share:g} of this machine). "
+                f"What fits: curv_type='diagonal' ({3 * size * itemsize / GIB:.2g} GiB){lanczos}."
+            )
+
+
+def total_memory() -> float:
+    """Bytes of physical memory."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def _add_gram(total: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
+    rows = local.rows(batch)
+    return total + rows.T @ rows
+
+
+def _write_rows(buffer: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
+    rows = local.rows(batch)
+    start = batch.index[0] * (rows.shape[0] // batch.num_examples)
+    return jax.lax.dynamic_update_slice_in_dim(buffer, rows, start, axis=0)
+
+
+def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
+    buffer = jnp.zeros((rows, operator.size), operator.space.dtype)
+    # fold_rows scales by the factor that belongs to G; rows carry its root.
+    scale = jnp.asarray(operator.scale, buffer.dtype)
+    return _eigenpairs(operator.fold_rows(_write_rows, buffer) / jnp.sqrt(scale))
+
+
+@jax.jit
+def _eigenpairs(rows: jax.Array) -> LowRank:
+    """Eigenpairs of R^T R. A QR keeps the basis orthonormal where R^T R W / sqrt(s) would not."""
+    q, t = jnp.linalg.qr(rows.T)
+    w, s, _ = jnp.linalg.svd(t)
+    return LowRank(q @ w, jnp.square(s), dense_scale=True)
+
+
+def dense_by_products(operator: CurvatureOperator, block: int = 64) -> jax.Array:
+    """G column by column: the only way for a curvature without rows."""
+    dtype = operator.space.dtype
+    blocks = [operator.mm(eye) for _, eye in identity_blocks(operator.size, block, dtype)]
+    matrix = jnp.concatenate(blocks)
+    return 0.5 * (matrix + matrix.T)
+
+
+def settle_dense(matrix: jax.Array, operator: CurvatureOperator) -> jax.Array:
+    """A dense matrix with the policy for negative eigenvalues applied."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    settled = settle_negative(values, operator)
+    return jnp.where(values[0] < 0, (vectors * settled) @ vectors.T, matrix)

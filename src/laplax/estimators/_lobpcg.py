@@ -1,0 +1,88 @@
+"""Leading eigenpairs by JAX's LOBPCG."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.sparse.linalg import lobpcg_standard
+
+from .._data import Batch, Chunking, Loader, fold
+from ..curvature import CurvatureOperator
+from ..curvature._operator import LocalCurvature, add_product
+from ..structures import LowRank, Structure
+from ._base import Diagnostics, Estimator, settle_negative
+from ._full import dense_by_products
+from ._lanczos import check_rank
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lobpcg(Estimator):
+    """`"lobpcg"`: the leading `rank` eigenpairs by `jax.experimental.sparse.linalg`.
+
+    JAX's routine takes fewer than P/5 eigenpairs and a product that it can trace. More of them
+    are taken from the dense matrix (`num_iterations` is then 0); a loader is refused.
+    """
+
+    rank: int = 20
+    max_iterations: int = 100
+    tol: float | None = None
+    key: jax.Array | None = None
+
+    def __post_init__(self) -> None:
+        check_rank(self.rank)
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """Block products inside one compiled call."""
+        rank = min(self.rank, operator.size)
+        if 5 * rank >= operator.size:
+            values, vectors = jnp.linalg.eigh(dense_by_products(operator))
+            values, vectors, iterations = values[::-1][:rank], vectors[:, ::-1][:, :rank], 0
+        else:
+            values, vectors, iterations = self._iterate(operator, rank)
+        residuals = operator.mm(vectors.T) - values[:, None] * vectors.T
+        diagnostics = {
+            "residuals": jnp.linalg.norm(residuals, axis=1),
+            "num_iterations": iterations,
+        }
+        return LowRank(vectors, settle_negative(values, operator)), diagnostics
+
+    def _iterate(
+        self, operator: CurvatureOperator, rank: int
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        if isinstance(operator.data, Loader):
+            raise ValueError(
+                "curv_type='lobpcg' runs inside one compiled call and cannot drive a loader; "
+                "hand over arrays (input, target), or use curv_type='lanczos'"
+            )
+        key = jax.random.key(0) if self.key is None else self.key
+        start = jax.random.normal(key, (operator.size, rank), operator.space.dtype)
+        # The search space holds three blocks, so a product sees 3 * rank vectors at once.
+        chunking = operator.chunking(operator.cost.activation_bytes * (1 + 6 * rank))
+        args = (operator.local, operator.data, jnp.asarray(operator.scale, start.dtype), start)
+        values, vectors, iterations = _lobpcg(chunking, self.max_iterations, self.tol, *args)
+        if not bool(jnp.isfinite(values).all()):
+            raise ValueError(
+                "JAX's LOBPCG broke down on this curvature (its eigenvalues are not finite), as it "
+                "does when the rank asked for exceeds the rank of the curvature; use "
+                "curv_type='lanczos', which does not"
+            )
+        return values, vectors, iterations
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _lobpcg(
+    chunking: Chunking,
+    max_iterations: int,
+    tol: float | None,
+    local: LocalCurvature,
+    data: Batch,
+    scale: jax.Array,
+    start: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    inside = dataclasses.replace(chunking, host_loop=False)
+
+    def product(V: jax.Array) -> jax.Array:
+        return scale * fold(add_product, jnp.zeros_like(V.T), data, inside, local, V.T).T
+
+    return lobpcg_standard(product, start, m=max_iterations, tol=tol)

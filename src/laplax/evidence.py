@@ -1,0 +1,136 @@
+"""The log marginal likelihood of a Laplace approximation: one function for all structures."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._data import Batch, Chunking, Loader, fold
+from ._model import Model, model_cost
+from ._problem import make_problem
+from ._tree import PyTree, is_concrete
+from .curvature._operator import MEMORY_BUDGET
+from .likelihoods import DataFit, Likelihood, as_likelihood
+from .posterior import PosteriorFn
+
+
+def data_fit(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    loss_fn: str | Likelihood | Callable,
+    vmap_over_data: bool = True,
+    num_total_samples: int | None = None,
+    progress: bool | None = None,
+) -> DataFit:
+    """The sums over the data that the evidence needs; they hold for every hyperparameter.
+
+    Compute it once and hand it to `log_marginal_likelihood` in the place of the data.
+    `num_total_samples` scales a subset up to the whole, as it does in `laplace`.
+    """
+    problem = make_problem(
+        model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
+    )
+    cost = model_cost(problem.model, problem.params, problem.first.example()[0])
+    chunking = Chunking(max(1, MEMORY_BUDGET // (2 * cost.activation_bytes)), cost.has_convolution)
+    zero = jnp.zeros((), problem.output.dtype)
+    start = DataFit(zero, zero.copy(), zero.copy())
+    args = (problem.params, _Static(problem.model, problem.likelihood))
+    fit = fold(_add_fit, start, problem.data, chunking, *args)
+    if num_total_samples is None:
+        return fit
+    seen = problem.data.num_counted
+    if isinstance(problem.data, Loader) and seen is None:
+        raise ValueError("the data loader was not read to its end")
+    scale = jnp.asarray(num_total_samples / seen, zero.dtype)
+    return DataFit(*(scale * part for part in fit))
+
+
+@jax.tree_util.register_static
+class _Static(tuple):
+    """Hashable configuration on its way through a compiled step."""
+
+    __slots__ = ()
+
+    def __new__(cls, *parts: Any) -> "_Static":
+        return super().__new__(cls, parts)
+
+
+def _add_fit(total: DataFit, batch: Batch, params: PyTree, static: _Static) -> DataFit:
+    model, likelihood = static
+    assert isinstance(model, Model)
+    f = model.batch(batch.input, params)
+    if batch.weight is None:
+        fits = jax.vmap(likelihood.data_fit)(f, batch.target)
+    else:
+        fits = jax.vmap(likelihood.data_fit)(f, batch.target, batch.weight)
+    return DataFit(*(a + jnp.sum(b) for a, b in zip(total, fits, strict=True)))
+
+
+def log_marginal_likelihood(
+    posterior_fn: PosteriorFn,
+    prior_arguments: Mapping[str, Any],
+    model_fn: Callable[..., jax.Array] | None = None,
+    params: PyTree = None,
+    data: Any = None,
+    *,
+    loss_fn: str | Likelihood | Callable | None = None,
+    vmap_over_data: bool = True,
+) -> jax.Array:
+    """log p(D) under the Laplace approximation, differentiable in every prior argument.
+
+        sum_n log p(y_n | f_n) - 1/2 (theta* - mu0)^T T (theta* - mu0)
+            + 1/2 log det T - 1/2 log det Lambda
+
+    `data` are the training data, or the `DataFit` of them; with the latter, neither `model_fn`
+    nor `params` is needed and nothing passes over the data again.
+    """
+    likelihood = posterior_fn.likelihood
+    if loss_fn is not None and as_likelihood(loss_fn) != likelihood:
+        raise ValueError(
+            f"loss_fn={loss_fn!r} is not the likelihood that posterior_fn was fitted with "
+            f"({likelihood})"
+        )
+    if isinstance(data, DataFit):
+        fit = data
+    else:
+        if model_fn is None:
+            raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
+        _check_same_params(posterior_fn, params)
+        fit = data_fit(model_fn, params, data, loss_fn=likelihood, vmap_over_data=vmap_over_data)
+    arguments = posterior_fn.parse(prior_arguments)
+    posterior = posterior_fn.at(arguments)
+    offset = posterior_fn.space.flatten(posterior_fn.mean)
+    offset = offset if arguments.mean is None else offset - arguments.mean
+    log_likelihood = likelihood.log_likelihood(fit, arguments.sigma_squared.astype(fit.loss.dtype))
+    log_likelihood = log_likelihood.astype(offset.dtype) / arguments.temperature
+    prior = jnp.sum(arguments.precision * jnp.square(offset))
+    return log_likelihood - 0.5 * (prior + posterior.precision.logdet_ratio())
+
+
+def effective_parameters(
+    posterior_fn: PosteriorFn, prior_arguments: Mapping[str, Any]
+) -> jax.Array:
+    """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
+    posterior = posterior_fn(prior_arguments)
+    return jnp.sum(1 - posterior.precision.prior * posterior.precision.variance())
+
+
+def _check_same_params(posterior_fn: PosteriorFn, params: PyTree) -> None:
+    space = posterior_fn.space
+    if jax.tree.structure(params) != space.treedef:
+        raise ValueError(
+            f"params do not match the posterior's: {jax.tree.structure(params)} against "
+            f"{space.treedef}"
+        )
+    if not is_concrete(params, posterior_fn.mean):
+        return
+    distance = jnp.max(jnp.abs(space.flatten(params) - space.flatten(posterior_fn.mean)))
+    if not math.isclose(float(distance), 0.0):
+        raise ValueError(
+            "params are not the ones that posterior_fn was fitted at (largest difference "
+            f"{float(distance):.3g}); the evidence belongs to that point"
+        )

@@ -1,0 +1,88 @@
+"""Categorical likelihood: softmax over the last axis."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ._base import Likelihood
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical(Likelihood):
+    """`"cross_entropy"`: l = -log softmax(f)_y; y an integer label or a probability vector."""
+
+    event_ndim: ClassVar[int | None] = 1
+    name: ClassVar[str] = "cross_entropy"
+
+    def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
+        """-log softmax(f)_y, or its mean under a probability target."""
+        log_p = jax.nn.log_softmax(f, axis=-1)
+        if jnp.issubdtype(y.dtype, jnp.integer):
+            return -jnp.take_along_axis(log_p, y[..., None], axis=-1)[..., 0]
+        return -jnp.sum(y.astype(f.dtype) * log_p, axis=-1)
+
+    def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
+        """diag(sqrt p) - p sqrt(p)^T."""
+        log_p = jax.nn.log_softmax(f, axis=-1)
+        p, root = jnp.exp(log_p), jnp.exp(0.5 * log_p)
+        eye = jnp.eye(f.shape[-1], dtype=f.dtype)
+        return (eye - p[..., :, None]) * root[..., None, :]
+
+    def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
+        """(diag p - p p^T) v."""
+        p = jax.nn.softmax(f, axis=-1)
+        return p * (v - jnp.sum(p * v, axis=-1, keepdims=True))
+
+    def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
+        """Draw labels."""
+        return jax.random.categorical(key, f, axis=-1)
+
+    def link(self, f: jax.Array) -> jax.Array:
+        """Class probabilities."""
+        return jax.nn.softmax(f, axis=-1)
+
+    def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
+        """Integer labels of shape `batch`, or probabilities of the output's shape."""
+        f_shape = tuple(f.shape)
+        if not f_shape:
+            raise ValueError(
+                "'cross_entropy' needs one logit per class on the last axis; the model returns a "
+                "scalar. For two classes with one logit use loss_fn='binary_cross_entropy'."
+            )
+        integer = jnp.issubdtype(y.dtype, jnp.integer)
+        if integer and tuple(y.shape) == f_shape[:-1]:
+            return
+        if jnp.issubdtype(y.dtype, jnp.floating) and tuple(y.shape) == f_shape:
+            return
+        hint = ""
+        if tuple(y.shape) == (*f_shape[:-1], 1):
+            hint = "; drop the trailing axis: target[..., 0]"
+        elif not integer and tuple(y.shape) == f_shape[:-1]:
+            hint = "; cast the labels: target.astype(int)"
+        elif integer and tuple(y.shape) == f_shape:
+            hint = "; one-hot targets are probabilities: target.astype(float)"
+        raise ValueError(
+            f"'cross_entropy' takes integer labels of shape {f_shape[:-1]} or probabilities "
+            f"(floating point) of shape {f_shape} for one example; got {y.dtype} of shape "
+            f"{tuple(y.shape)}{hint}"
+        )
+
+    def check_target_values(self, f_shape: tuple[int, ...], y: jax.Array) -> None:
+        """Labels in 0..C-1; probabilities non-negative with sum one."""
+        classes = f_shape[-1]
+        if jnp.issubdtype(y.dtype, jnp.integer):
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= classes:
+                raise ValueError(
+                    f"labels must lie in 0..{classes - 1} (the model has {classes} outputs); "
+                    f"found labels from {low} to {high}"
+                )
+            return
+        worst = float(jnp.max(jnp.abs(jnp.sum(y, axis=-1) - 1.0)))
+        if float(y.min()) < 0 or worst > 1e-2:
+            raise ValueError(
+                "probability targets must be non-negative and sum to 1 over the last axis; found "
+                f"a minimum of {float(y.min()):.3g} and a sum off by {worst:.3g}"
+            )

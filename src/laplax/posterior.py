@@ -1,0 +1,141 @@
+"""The weight posterior N(theta*, Lambda^-1), and the function of hyperparameters that gives it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._tree import ParamSpace, PyTree, is_concrete
+from .likelihoods import Likelihood
+from .priors import PriorArguments, parse_prior_arguments
+from .structures import Precision, Structure
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("structure", "diagnostics"),
+    meta_fields=("space",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class CurvEstimate:
+    """The estimated curvature G (no prior in it), and the diagnostics of its estimator."""
+
+    structure: Structure
+    diagnostics: dict[str, Any]
+    space: ParamSpace
+
+    def mv(self, v: PyTree) -> PyTree:
+        """G v for a pytree like `params` or a flat vector; the same form comes back."""
+        return self.space.apply(self.structure.mv, v)
+
+    def diagonal(self) -> jax.Array:
+        """The diagonal of G, shape (P,)."""
+        return self.structure.diagonal()
+
+    def to_dense(self) -> jax.Array:
+        """G as a (P, P) array."""
+        return self.structure.to_dense()
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=("mean", "precision"), meta_fields=("space",)
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Posterior:
+    """N(mean, Lambda^-1) with Lambda = c G + T.
+
+    Vectors are pytrees like `params` or flat (P,) arrays; the same form comes back.
+    """
+
+    mean: PyTree
+    precision: Precision
+    space: ParamSpace
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """`scale` with scale scale^T = Lambda^-1.
+
+        A (P, P) array for a full curvature, a (P,) array for a diagonal one, else an object
+        with `scale_mv`.
+        """
+        return {"scale": self.precision.scale}
+
+    def prec_mv(self, v: PyTree) -> PyTree:
+        """Lambda v."""
+        return self.space.apply(self.precision.mv, v)
+
+    def cov_mv(self, v: PyTree) -> PyTree:
+        """Lambda^-1 v."""
+        return self.space.apply(self.precision.solve, v)
+
+    def scale_mv(self, v: PyTree) -> PyTree:
+        """L v with L L^T = Lambda^-1."""
+        return self.space.apply(self.precision.scale_mv, v)
+
+    def variance(self) -> PyTree:
+        """Marginal variances, a pytree like `params`."""
+        return self.space.unflatten(self.precision.variance())
+
+    def logdet(self) -> jax.Array:
+        """log det Lambda, of the precision."""
+        return self.precision.logdet()
+
+    def sample(self, key: jax.Array, num_samples: int) -> PyTree:
+        """Parameters drawn from the posterior, a leading axis of samples on every leaf."""
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1; got {num_samples}")
+        noise = jax.random.normal(key, (num_samples, self.space.size), self.space.dtype)
+        offset = self.precision.scale_mv(noise.T).T
+        return self.space.unflatten(self.space.flatten(self.mean) + offset)
+
+    def log_prob(self, params: PyTree) -> jax.Array:
+        """Log density at `params` (a pytree like the mean, or flat)."""
+        flat = params if self.space.is_flat(params) else self.space.flatten(params)
+        v = jnp.asarray(flat).astype(self.space.dtype) - self.space.flatten(self.mean)
+        constant = self.space.size * math.log(2 * math.pi)
+        return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("mean", "structure"),
+    meta_fields=("likelihood", "space"),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class PosteriorFn:
+    """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates."""
+
+    mean: PyTree
+    structure: Structure
+    likelihood: Likelihood
+    space: ParamSpace
+
+    def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
+        """The posterior under these hyperparameters; nothing is refitted."""
+        posterior = self.at(self.parse(prior_arguments))
+        logdet = posterior.precision.logdet_ratio()
+        if is_concrete(logdet) and not bool(jnp.isfinite(logdet)):
+            raise ValueError(
+                f"the posterior precision is not positive definite in {self.space.dtype.name}: the "
+                "curvature outweighs the prior by more than the precision of the numbers. Raise "
+                "prior_prec, or use float64 (jax.config.update('jax_enable_x64', True))."
+            )
+        return posterior
+
+    def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
+        """Check hyperparameters and bring them into the flat space."""
+        return parse_prior_arguments(prior_arguments, self.space, self.likelihood)
+
+    def at(self, arguments: PriorArguments) -> Posterior:
+        """The posterior for checked hyperparameters."""
+        precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
+        return Posterior(self.mean, precision, self.space)
+
+
+@jax.jit
+def _precision(structure: Structure, c: jax.Array, prior: jax.Array) -> Precision:
+    return structure.precision(c, prior)

@@ -1,0 +1,100 @@
+"""Hyperparameters: the prior precision T, its mean, and the scale c of the likelihood."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._enums import check_names
+from ._tree import ParamSpace, PyTree, is_concrete, leaf_names
+from .likelihoods import Likelihood
+
+NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")
+
+
+class PriorArguments(NamedTuple):
+    """Checked hyperparameters in the flat space."""
+
+    precision: jax.Array  # T: a scalar, or (P,)
+    mean: jax.Array | None  # mu0: (P,), or None for zero
+    sigma_squared: jax.Array
+    temperature: jax.Array
+
+    @property
+    def likelihood_scale(self) -> jax.Array:
+        """C = 1 / (sigma_squared * temperature)."""
+        return 1 / (self.sigma_squared * self.temperature)
+
+
+def parse_prior_arguments(
+    given: Mapping[str, Any], space: ParamSpace, likelihood: Likelihood
+) -> PriorArguments:
+    """Check what users write, and bring it into the flat space."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"prior_arguments must be a dict such as {{'prior_prec': 1.0}}; got "
+            f"{type(given).__name__}"
+        )
+    check_names(given, NAMES, "prior argument")
+    if "prior_prec" not in given:
+        raise ValueError("prior_arguments needs 'prior_prec', the precision of the Gaussian prior")
+    if "sigma_squared" in given and not likelihood.has_noise:
+        raise ValueError(
+            f"sigma_squared is the noise variance of loss_fn='mse'; this likelihood "
+            f"({likelihood.name}) has none. Use 'temperature' to scale it."
+        )
+    mean = given.get("prior_mean")
+    return PriorArguments(
+        precision=prior_precision(given["prior_prec"], space),
+        mean=None if mean is None else _broadcast(mean, space, "prior_mean"),
+        sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
+        temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
+    )
+
+
+def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
+    """T as a scalar, or as one positive number per parameter."""
+    if _is_scalar(prior_prec):
+        return _positive_scalar(prior_prec, "prior_prec", space)
+    flat = _broadcast(prior_prec, space, "prior_prec")
+    if is_concrete(flat) and not bool(jnp.all(flat > 0) & jnp.all(jnp.isfinite(flat))):
+        raise ValueError(
+            f"prior_prec must be positive and finite everywhere; smallest value {flat.min()}"
+        )
+    return flat
+
+
+def _is_scalar(value: Any) -> bool:
+    return jax.tree.structure(value) == jax.tree.structure(0) and jnp.ndim(value) == 0
+
+
+def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:
+    if not _is_scalar(value):
+        raise ValueError(f"{name} must be a positive number; got {value!r}")
+    scalar = jnp.asarray(value).astype(space.dtype)
+    if is_concrete(scalar) and not (bool(scalar > 0) and bool(jnp.isfinite(scalar))):
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+    return scalar
+
+
+def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
+    """A pytree prefix of `params` (numbers or arrays of the leaf's shape) to (P,)."""
+    template = jax.tree.unflatten(space.treedef, list(range(len(space.shapes))))
+    try:
+        full = jax.tree.leaves(jax.tree.broadcast(prefix, template))
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be a number, or a pytree that matches params from the top: "
+            f"{space.treedef}. {error}"
+        ) from None
+    names, parts = leaf_names(template), []
+    for leaf, shape, path in zip(full, space.shapes, names, strict=True):
+        array = jnp.asarray(leaf).astype(space.dtype)
+        if array.shape not in ((), shape):
+            raise ValueError(
+                f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "
+                f"parameter's shape {shape}"
+            )
+        parts.append(jnp.broadcast_to(array, shape))
+    return space.flatten(parts)

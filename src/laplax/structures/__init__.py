@@ -1,0 +1,10 @@
+"""How a curvature is kept: one structure, one file, all of its algebra."""
+
+from ._base import Precision as Precision
+from ._base import Structure as Structure
+from ._base import structure as structure
+from ._dense import Dense as Dense
+from ._dense import DensePrecision as DensePrecision
+from ._diagonal import Diagonal as Diagonal
+from ._diagonal import DiagonalPrecision as DiagonalPrecision
+from ._low_rank import LowRank as LowRank

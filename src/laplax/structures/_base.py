@@ -1,0 +1,109 @@
+"""What a structure answers: the algebra of G, and of Lambda = c G + T."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class Precision(abc.ABC):
+    """Lambda = c G + T in some structure: the posterior precision and its inverse.
+
+    Vectors are flat, shape (P,) or (P, k). `prior` is T: a scalar or one number per parameter.
+    """
+
+    prior: jax.Array
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """P."""
+
+    @abc.abstractmethod
+    def mv(self, v: jax.Array) -> jax.Array:
+        """Lambda v."""
+
+    @abc.abstractmethod
+    def solve(self, v: jax.Array) -> jax.Array:
+        """Lambda^-1 v."""
+
+    @abc.abstractmethod
+    def scale_mv(self, v: jax.Array) -> jax.Array:
+        """L v with L L^T = Lambda^-1."""
+
+    @abc.abstractmethod
+    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+        """L^T v: |L^T v|^2 is the variance along v."""
+
+    @abc.abstractmethod
+    def variance(self) -> jax.Array:
+        """The diagonal of Lambda^-1, shape (P,)."""
+
+    @abc.abstractmethod
+    def logdet_ratio(self) -> jax.Array:
+        """log det Lambda - log det T, without the cancellation of two large numbers."""
+
+    def logdet(self) -> jax.Array:
+        """log det Lambda."""
+        return self.logdet_ratio() + self.prior_logdet()
+
+    def prior_logdet(self) -> jax.Array:
+        """log det T."""
+        return jnp.sum(jnp.log(self.prior)) * (self.size if self.prior.ndim == 0 else 1)
+
+    @property
+    def scale(self) -> Any:
+        """L as this structure keeps it."""
+        return self
+
+
+class Structure(abc.ABC):
+    """How G is kept. No prior in it.
+
+    A new structure needs `size` and `mv`; every other answer has a dense default.
+    """
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """P."""
+
+    @abc.abstractmethod
+    def mv(self, v: jax.Array) -> jax.Array:
+        """G v, for v of shape (P,) or (P, k)."""
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the numbers it holds."""
+        return jax.tree.leaves(self)[0].dtype
+
+    def to_dense(self) -> jax.Array:
+        """G as a (P, P) array."""
+        return self.mv(jnp.eye(self.size, dtype=self.dtype))
+
+    def diagonal(self) -> jax.Array:
+        """The diagonal of G, shape (P,)."""
+        return jnp.diagonal(self.to_dense())
+
+    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
+        """Lambda = c G + T."""
+        from ._dense import Dense
+
+        return Dense(self.to_dense()).precision(c, prior)
+
+
+def columns(d: jax.Array, v: jax.Array) -> jax.Array:
+    """diag(d) v for a scalar or vector d, and v of shape (P,) or (P, k)."""
+    return d[:, None] * v if d.ndim == 1 and v.ndim == 2 else d * v
+
+
+def structure(*data_fields: str, static: tuple[str, ...] = ()) -> Any:
+    """Class decorator: a frozen dataclass that is a pytree of its numbers."""
+
+    def decorate(cls: type) -> type:
+        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+        return jax.tree_util.register_dataclass(cls, data_fields, static)
+
+    return decorate

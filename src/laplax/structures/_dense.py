@@ -1,0 +1,79 @@
+"""Full curvature as a (P, P) array; the posterior by Cholesky."""
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from ._base import Precision, Structure, structure
+
+
+@structure("matrix")
+class Dense(Structure):
+    """G as it is."""
+
+    matrix: jax.Array
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.matrix.shape[-1]
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """G v."""
+        return self.matrix @ v
+
+    def to_dense(self) -> jax.Array:
+        """G."""
+        return self.matrix
+
+    def precision(self, c: jax.Array, prior: jax.Array) -> "DensePrecision":
+        """Lambda = C C^T."""
+        diagonal = jnp.broadcast_to(prior, (self.size,))
+        return DensePrecision(jnp.linalg.cholesky(c * self.matrix + jnp.diag(diagonal)), prior)
+
+
+@structure("cholesky", "prior")
+class DensePrecision(Precision):
+    """Lambda by its lower Cholesky factor C; L = C^-T."""
+
+    cholesky: jax.Array
+    prior: jax.Array
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.cholesky.shape[-1]
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """C C^T v."""
+        return self.cholesky @ (self.cholesky.T @ v)
+
+    def solve(self, v: jax.Array) -> jax.Array:
+        """C^-T C^-1 v."""
+        return cho_solve((self.cholesky, True), v)
+
+    def scale_mv(self, v: jax.Array) -> jax.Array:
+        """C^-T v."""
+        return solve_triangular(self.cholesky, v, lower=True, trans="T")
+
+    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+        """C^-1 v."""
+        return solve_triangular(self.cholesky, v, lower=True)
+
+    def variance(self) -> jax.Array:
+        """Column norms of C^-1."""
+        return jnp.sum(jnp.square(self._inverse_factor), axis=0)
+
+    def logdet_ratio(self) -> jax.Array:
+        """Sum of 2 log C_ii - log t_i."""
+        roots = jnp.diagonal(self.cholesky, axis1=-2, axis2=-1)
+        return jnp.sum(2 * jnp.log(roots) - jnp.log(self.prior))
+
+    @property
+    def scale(self) -> jax.Array:
+        """C^-T as a (P, P) array."""
+        return self._inverse_factor.T
+
+    @property
+    def _inverse_factor(self) -> jax.Array:
+        return self.scale_t_mv(jnp.eye(self.size, dtype=self.cholesky.dtype))

@@ -1,0 +1,174 @@
+"""Low-rank curvature U S U^T with orthonormal U."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from ._base import Precision, Structure, columns, structure
+
+
+@structure("basis", "eigenvalues", static=("dense_scale",))
+class LowRank(Structure):
+    """G ~= U diag(S) U^T, U of shape (P, R) orthonormal, S >= 0.
+
+    `dense_scale` marks an exact full curvature kept on its smaller side (fewer rows than
+    parameters): its `state["scale"]` is then the (P, P) array that "full" promises.
+    """
+
+    basis: jax.Array
+    eigenvalues: jax.Array
+    dense_scale: bool = False
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.basis.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return self.basis.shape[-1]
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """U S U^T v."""
+        return self.basis @ columns(self.eigenvalues, self.basis.T @ v)
+
+    def diagonal(self) -> jax.Array:
+        """Rows of U squared, weighted by S."""
+        return jnp.square(self.basis) @ self.eigenvalues
+
+    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
+        """Elementwise in the basis for T = tau I; by an R x R Cholesky for a general T."""
+        if prior.ndim == 0:
+            return IsotropicLowRank(self.basis, c * self.eigenvalues, prior, self.dense_scale)
+        factor = self.basis * jnp.sqrt(c * self.eigenvalues)
+        white = factor / jnp.sqrt(prior)[:, None]
+        inner = jnp.eye(self.rank, dtype=self.dtype) + white.T @ white
+        return GeneralLowRank(white, jnp.linalg.cholesky(inner), prior, self.dense_scale)
+
+
+@structure("basis", "eigenvalues", "prior", static=("dense_scale",))
+class IsotropicLowRank(Precision):
+    """U diag(c S) U^T + tau I: every power of it is elementwise in the basis."""
+
+    basis: jax.Array
+    eigenvalues: jax.Array
+    prior: jax.Array
+    dense_scale: bool = False
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.basis.shape[-2]
+
+    def _apply(self, fn: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
+        """fn(Lambda) v = fn(tau) v + U (fn(c S + tau) - fn(tau)) U^T v."""
+        inside, outside = fn(self.eigenvalues + self.prior), fn(self.prior)
+        coordinates = self.basis.T @ v
+        if self.basis.shape[-1] == self.size:  # nothing lies outside: no cancellation
+            return self.basis @ columns(inside, coordinates)
+        return outside * v + self.basis @ columns(inside - outside, coordinates)
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """Lambda v."""
+        return self._apply(lambda s: s, v)
+
+    def solve(self, v: jax.Array) -> jax.Array:
+        """Lambda^-1 v."""
+        return self._apply(lambda s: 1 / s, v)
+
+    def scale_mv(self, v: jax.Array) -> jax.Array:
+        """Lambda^-1/2 v."""
+        return self._apply(jax.lax.rsqrt, v)
+
+    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+        """The scale is symmetric."""
+        return self.scale_mv(v)
+
+    def variance(self) -> jax.Array:
+        """1/tau outside the basis, 1/(c S + tau) inside."""
+        inside = 1 / (self.eigenvalues + self.prior)
+        squares = jnp.square(self.basis)
+        if self.basis.shape[-1] == self.size:
+            return squares @ inside
+        return 1 / self.prior + squares @ (inside - 1 / self.prior)
+
+    def logdet_ratio(self) -> jax.Array:
+        """Sum of log(1 + c S / tau): P, not R, copies of log tau belong to the prior."""
+        return jnp.sum(jnp.log1p(self.eigenvalues / self.prior))
+
+    @property
+    def scale(self) -> "jax.Array | IsotropicLowRank":
+        """A map, or the (P, P) array for a full curvature."""
+        return self.scale_mv(_eye(self)) if self.dense_scale else self
+
+
+@structure("white", "cholesky", "prior", static=("dense_scale",))
+class GeneralLowRank(Precision):
+    """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U (c S)^1/2, and I + V^T V = C C^T.
+
+    The root of the inverse needs no eigendecomposition (whose gradient fails on equal
+    eigenvalues): with B = C^-T (C + I)^-1, (I - V B V^T)(I - V B V^T)^T = (I + V V^T)^-1.
+    """
+
+    white: jax.Array
+    cholesky: jax.Array
+    prior: jax.Array
+    dense_scale: bool = False
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return self.white.shape[-2]
+
+    @property
+    def _root(self) -> jax.Array:
+        return jnp.sqrt(self.prior)
+
+    @property
+    def _shifted(self) -> jax.Array:
+        return self.cholesky + jnp.eye(self.cholesky.shape[-1], dtype=self.cholesky.dtype)
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """T v + T^1/2 V V^T T^1/2 v."""
+        u = columns(self._root, v)
+        return columns(self._root, u + self.white @ (self.white.T @ u))
+
+    def solve(self, v: jax.Array) -> jax.Array:
+        """Woodbury."""
+        u = columns(1 / self._root, v)
+        inner = cho_solve((self.cholesky, True), self.white.T @ u)
+        return columns(1 / self._root, u - self.white @ inner)
+
+    def scale_mv(self, v: jax.Array) -> jax.Array:
+        """T^-1/2 (v - V B V^T v)."""
+        inner = solve_triangular(self._shifted, self.white.T @ v, lower=True)
+        inner = solve_triangular(self.cholesky, inner, lower=True, trans="T")
+        return columns(1 / self._root, v - self.white @ inner)
+
+    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+        """(I - V B^T V^T) T^-1/2 v."""
+        u = columns(1 / self._root, v)
+        inner = solve_triangular(self.cholesky, self.white.T @ u, lower=True)
+        inner = solve_triangular(self._shifted, inner, lower=True, trans="T")
+        return u - self.white @ inner
+
+    def variance(self) -> jax.Array:
+        """(1 - |row of V C^-T|^2) / t."""
+        half = solve_triangular(self.cholesky, self.white.T, lower=True)
+        return (1 - jnp.sum(jnp.square(half), axis=0)) / self.prior
+
+    def logdet_ratio(self) -> jax.Array:
+        """log det (I + V^T V)."""
+        return 2 * jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
+
+    @property
+    def scale(self) -> "jax.Array | GeneralLowRank":
+        """A map, or the (P, P) array for a full curvature."""
+        return self.scale_mv(_eye(self)) if self.dense_scale else self
+
+
+def _eye(precision: Precision) -> jax.Array:
+    return jnp.eye(precision.size, dtype=precision.prior.dtype)
