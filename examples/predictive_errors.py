@@ -2,11 +2,10 @@
 
     python examples/predictive_errors.py
 
-Every cell is over `NUM_GAUSSIANS` random Gaussians: means N(0, 2^2), Wishart covariances scaled to
-the stated average variance. About two minutes on two cores.
+Every cell is over `NUM_GAUSSIANS` random Gaussians with means from N(0, 2^2); covariances are Wishart
+matrices scaled to the stated average variance, then multiples of I. Two minutes on two cores.
 """
 
-import math
 import zlib
 
 import jax
@@ -48,9 +47,11 @@ METHODS = {
 }
 
 
-def gaussians(rng, num_classes, variance, number):
-    """Random means (number, C) and correlated covariances of the given average variance."""
+def gaussians(rng, num_classes, variance, number, correlated=True):
+    """Random means (number, C), and covariances of the given average variance."""
     mean = 2 * rng.standard_normal((number, num_classes))
+    if not correlated:
+        return mean, np.broadcast_to(variance * np.eye(num_classes), (*mean.shape, num_classes))
     root = rng.standard_normal((number, num_classes, num_classes))
     cov = root @ root.transpose(0, 2, 1)
     trace = np.trace(cov, axis1=1, axis2=2)[:, None, None]
@@ -72,11 +73,11 @@ def monte_carlo(rng, mean, cov, num_samples=NUM_SAMPLES):
     return average, np.sqrt(spread / num_samples)
 
 
-def absolute_errors(num_classes, variance, number=NUM_GAUSSIANS):
+def absolute_errors(num_classes, variance, number=NUM_GAUSSIANS, correlated=True):
     """Method -> absolute errors (number, C), and the largest standard error of the reference."""
     # One stream per cell, so that a cell does not depend on which others are computed.
     rng = np.random.default_rng(zlib.crc32(f"{num_classes} {variance}".encode()))
-    mean, cov = gaussians(rng, num_classes, variance, number)
+    mean, cov = gaussians(rng, num_classes, variance, number, correlated)
     reference = [monte_carlo(rng, *gaussian) for gaussian in zip(mean, cov, strict=True)]
     exact = np.stack([average for average, _ in reference])
     noise = max(float(error.max()) for _, error in reference)
@@ -87,19 +88,26 @@ def absolute_errors(num_classes, variance, number=NUM_GAUSSIANS):
     return errors, noise
 
 
-def main():
-    jax.config.update("jax_enable_x64", True)
+def print_table(correlated):
     print("| method | C | " + " | ".join(f"variance {v:g}" for v in VARIANCES) + " |")
     print("|---|---|" + "---|" * len(VARIANCES))
-    cells = {(c, v): absolute_errors(c, v) for c in NUM_CLASSES for v in VARIANCES}
+    cells = {
+        (c, v): absolute_errors(c, v, correlated=correlated) for c in NUM_CLASSES for v in VARIANCES
+    }
     for name in METHODS:
         for c in NUM_CLASSES:
             row = [cells[c, v][0][name] for v in VARIANCES]
             text = " | ".join(f"{error.max():.4f} / {error.mean():.4f}" for error in row)
             print(f"| {name} | {c} | {text} |")
     noise = max(noise for _, noise in cells.values())
-    digits = math.ceil(-math.log10(noise)) + 1
-    print(f"\nLargest standard error of the Monte Carlo reference: {noise:.{digits}f}")
+    print(f"\nLargest standard error of the Monte Carlo reference: {noise:.5f}\n")
+
+
+def main():
+    jax.config.update("jax_enable_x64", True)
+    for correlated in (True, False):
+        print("correlated logits:" if correlated else "independent logits, one variance:", "\n")
+        print_table(correlated)
 
 
 if __name__ == "__main__":

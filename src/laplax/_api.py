@@ -149,16 +149,17 @@ def _resolve(
             what = "curvature" if base is Curvature else "curv_type"
             raise TypeError(f"{what} must be a name or an object; got {given!r}")
     classes = [maker for maker in makers if isinstance(maker, type)]
-    fields = {cls: [f.name for f in dataclasses.fields(cls)] for cls in classes}
-    check_names(options, [name for names in fields.values() for name in names], "option")
-    built = []
-    for maker in makers:
-        if isinstance(maker, type):
-            mine = {name: options[name] for name in fields[maker] if name in options}
-            _check_required(maker, mine)
-            maker = maker(**mine)
-        built.append(maker)
+    allowed = [field.name for cls in classes for field in dataclasses.fields(cls)]
+    check_names(options, allowed, "option")
+    built = [_build(m, options) if isinstance(m, type) else m for m in makers]
     return built[0], built[1]
+
+
+def _build(cls: Any, options: dict[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(cls)]
+    given = {name: options[name] for name in names if name in options}
+    _check_required(cls, given)
+    return cls(**given)
 
 
 def _check_required(cls: Any, given: dict[str, Any]) -> None:

@@ -14,17 +14,12 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, is_concrete, leaf_names
+from ._tree import PyTree, is_concrete, leaf_names, pytree
 
 FIELDS = ("input", "target", "weight")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("input", "target", "weight", "index"),
-    meta_fields=(),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class Batch:
     """Examples along the first axis of every leaf. `index` numbers them through the data set."""
 
@@ -64,10 +59,17 @@ class Loader:
         self._batches = batches
         self.one_shot = iter(batches) is batches if isinstance(batches, Iterator) else False
         self.progress = progress
-        self.num_counted: int | jax.Array | None = None
+        self._num_counted: int | jax.Array | None = None
         self.validate: Callable[[Batch], None] = lambda batch: None
         self._num_examples: int | None = None
         self._passes = 0
+
+    @property
+    def num_counted(self) -> int | jax.Array:
+        """How many examples took part, known after the first whole pass."""
+        if self._num_counted is None:
+            raise ValueError("the data loader was not read to its end")
+        return self._num_counted
 
     def peek(self) -> Batch:
         """The first batch. A one-shot iterator does not lose it."""
@@ -93,7 +95,8 @@ class Loader:
         if self.one_shot and self._passes:
             self.require_passes("this computation")
         self._passes += 1
-        seen, counted = 0, 0
+        seen = 0
+        counted: int | jax.Array = 0
         for raw in self._bar():
             batch = as_batch(raw, start=seen)
             if self._num_examples is None:
@@ -122,7 +125,7 @@ class Loader:
                 f"the data loader gave {self._num_examples} examples in an earlier pass and {seen} "
                 "in this one; every pass must give the same examples"
             )
-        self._num_examples, self.num_counted = seen, counted
+        self._num_examples, self._num_counted = seen, counted
 
 
 Data = Batch | Loader
@@ -171,17 +174,18 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
     elif isinstance(raw, tuple | list) and len(raw) in (2, 3):
         parts = [*raw, None][:3]
     else:
-        size = f" of length {len(raw)}" if isinstance(raw, tuple | list) else ""
+        length = f" of length {len(raw)}" if isinstance(raw, tuple | list) else ""
         raise TypeError(
             "a batch must be (input, target), (input, target, weight) or a dict with those keys; "
-            f"got {type(raw).__name__}{size}"
+            f"got {type(raw).__name__}{length}"
         )
-    arrays = [
-        jax.tree.map(functools.partial(_to_array, field), part)
+    arrays = {
+        field: jax.tree.map(functools.partial(_to_array, field), part)
         for field, part in zip(FIELDS, parts, strict=True)
-    ]
+    }
     size = _common_length(arrays)
-    return Batch(*arrays, index=jnp.arange(start, start + size, dtype=jnp.int32))
+    index = jnp.arange(start, start + size, dtype=jnp.int32)
+    return Batch(arrays["input"], arrays["target"], arrays["weight"], index)
 
 
 def _is_array(item: Any) -> bool:
@@ -197,20 +201,18 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
     return jnp.asarray(array)
 
 
-def _common_length(arrays: list[PyTree]) -> int:
+def _common_length(arrays: dict[str, PyTree]) -> int:
     leaves = jax.tree.leaves(arrays)
-    names = leaf_names(dict(zip(FIELDS, arrays, strict=True)))
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
         raise ValueError("every array in data needs a first axis that counts the examples")
-    lengths = [leaf.shape[0] for leaf in leaves]
-    if len(set(lengths)) > 1:
-        # jax sorts dict keys, as leaf_names does; report each array under its own name.
-        ordered = jax.tree.leaves(dict(zip(FIELDS, arrays, strict=True)))
-        sizes = ", ".join(f"{n}: {a.shape[0]}" for n, a in zip(names, ordered, strict=True))
+    lengths = {leaf.shape[0] for leaf in leaves}
+    if len(lengths) > 1:
+        each = zip(leaf_names(arrays), leaves, strict=True)
+        sizes = ", ".join(f"{name}: {leaf.shape[0]}" for name, leaf in each)
         raise ValueError(f"input and target must have the same number of examples; got {sizes}")
-    if lengths[0] == 0:
+    if lengths == {0}:
         raise ValueError("data is empty: it has 0 examples")
-    return lengths[0]
+    return lengths.pop()
 
 
 def check_finite(batch: Batch) -> None:

@@ -2,12 +2,30 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 
 PyTree = Any
+Cls = TypeVar("Cls", bound=type)
+
+
+def static(**options: Any) -> Any:
+    """A dataclass field that is configuration, not numbers."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+def pytree(cls: Cls) -> Cls:
+    """Class decorator: a frozen dataclass that is a pytree of its numbers.
+
+    `eq=False`: equality of arrays is not a truth value, and a generated `__hash__` would break
+    `jax.jit(obj)`.
+    """
+    dataclasses.dataclass(frozen=True, eq=False)(cls)
+    jax.tree_util.register_dataclass(cls)
+    return cls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +87,7 @@ class ParamSpace:
     def is_flat(self, vector: PyTree) -> bool:
         """Whether `vector` is a flat (P,) array rather than a pytree like `params`."""
         structure = jax.tree.structure(vector)
-        is_array = structure == jax.tree.structure(0)
+        is_array = jax.tree_util.all_leaves([vector])
         shape = jnp.shape(vector) if is_array else None
         if structure == self.treedef and (not is_array or shape == self.shapes[0]):
             return False

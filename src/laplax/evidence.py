@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._data import Batch, Chunking, Loader, fold
+from ._data import Batch, Chunking, fold
 from ._model import Model, model_cost
 from ._problem import make_problem
 from ._tree import PyTree, is_concrete
@@ -42,11 +42,8 @@ def data_fit(
     fit = fold(_add_fit, start, problem.data, chunking, *args)
     if num_total_samples is None:
         return fit
-    seen = problem.data.num_counted
-    if isinstance(problem.data, Loader) and seen is None:
-        raise ValueError("the data loader was not read to its end")
-    scale = jnp.asarray(num_total_samples / seen, zero.dtype)
-    return DataFit(*(scale * part for part in fit))
+    scale = jnp.asarray(num_total_samples / problem.data.num_counted, zero.dtype)
+    return jax.tree.map(lambda part: scale * part, fit)
 
 
 @jax.tree_util.register_static
@@ -67,7 +64,7 @@ def _add_fit(total: DataFit, batch: Batch, params: PyTree, static: _Static) -> D
         fits = jax.vmap(likelihood.data_fit)(f, batch.target)
     else:
         fits = jax.vmap(likelihood.data_fit)(f, batch.target, batch.weight)
-    return DataFit(*(a + jnp.sum(b) for a, b in zip(total, fits, strict=True)))
+    return jax.tree.map(lambda a, b: a + jnp.sum(b), total, fits)
 
 
 def log_marginal_likelihood(

@@ -1,7 +1,5 @@
 """The weight posterior N(theta*, Lambda^-1), and the function of hyperparameters that gives it."""
 
-import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,24 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._tree import ParamSpace, PyTree, is_concrete
+from ._tree import ParamSpace, PyTree, is_concrete, pytree, static
 from .likelihoods import Likelihood
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("structure", "diagnostics"),
-    meta_fields=("space",),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class CurvEstimate:
     """The estimated curvature G (no prior in it), and the diagnostics of its estimator."""
 
     structure: Structure
     diagnostics: dict[str, Any]
-    space: ParamSpace
+    space: ParamSpace = static()
 
     def mv(self, v: PyTree) -> PyTree:
         """G v for a pytree like `params` or a flat vector; the same form comes back."""
@@ -41,10 +34,7 @@ class CurvEstimate:
         return self.structure.to_dense()
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("mean", "precision"), meta_fields=("space",)
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class Posterior:
     """N(mean, Lambda^-1) with Lambda = c G + T.
 
@@ -53,7 +43,7 @@ class Posterior:
 
     mean: PyTree
     precision: Precision
-    space: ParamSpace
+    space: ParamSpace = static()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -100,19 +90,14 @@ class Posterior:
         return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("mean", "structure"),
-    meta_fields=("likelihood", "space"),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class PosteriorFn:
     """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates."""
 
     mean: PyTree
     structure: Structure
-    likelihood: Likelihood
-    space: ParamSpace
+    likelihood: Likelihood = static()
+    space: ParamSpace = static()
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""

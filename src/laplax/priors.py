@@ -66,7 +66,7 @@ def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
 
 
 def _is_scalar(value: Any) -> bool:
-    return jax.tree.structure(value) == jax.tree.structure(0) and jnp.ndim(value) == 0
+    return jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
 
 
 def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:

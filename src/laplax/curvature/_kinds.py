@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
-from .._tree import PyTree
+from .._tree import PyTree, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ..likelihoods._custom import POLICIES
 
@@ -34,6 +34,7 @@ class Curvature(abc.ABC):
 
     def check(self, likelihood: Likelihood, f: jax.ShapeDtypeStruct) -> None:
         """Raise before work starts if this curvature does not exist for the likelihood."""
+        return
 
     @abc.abstractmethod
     def batch_mm(
@@ -104,10 +105,7 @@ class FisherEmpirical(OuterProductCurvature):
         return jax.grad(likelihood.loss)(f, y)[..., None]
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=("key",), meta_fields=("mc_samples",)
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class FisherMC(OuterProductCurvature):
     """Monte-Carlo Fisher: gradients at targets drawn from the model; the GGN in expectation.
 
@@ -116,7 +114,7 @@ class FisherMC(OuterProductCurvature):
     """
 
     key: jax.Array
-    mc_samples: int = 1
+    mc_samples: int = static(default=1)
 
     def __post_init__(self) -> None:
         if isinstance(self.mc_samples, int) and self.mc_samples < 1:

@@ -9,27 +9,22 @@ import jax.numpy as jnp
 
 from .._data import Batch, Chunking, Data, Loader, fold
 from .._model import Model, ModelCost
-from .._tree import ParamSpace, PyTree
+from .._tree import ParamSpace, PyTree, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 
 MEMORY_BUDGET = 2**29  # bytes of temporaries that a step over the data may hold
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("params", "curvature"),
-    meta_fields=("model", "likelihood", "space"),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@pytree
 class LocalCurvature:
     """The curvature on one batch. A pytree: compiled steps take it as an argument."""
 
     params: PyTree
     curvature: Curvature
-    model: Model
-    likelihood: Likelihood
-    space: ParamSpace
+    model: Model = static()
+    likelihood: Likelihood = static()
+    space: ParamSpace = static()
 
     def mm(self, batch: Batch, V: jax.Array) -> jax.Array:
         """G V for the rows of V, shape (k, P)."""

@@ -15,7 +15,7 @@ from ._base import Diagnostics, Estimator, settle_negative
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lanczos(Estimator):
-    """`"lanczos"`: the leading `rank` Ritz pairs from `num_products` products, a few more than rank.
+    """`"lanczos"`: the leading `rank` Ritz pairs, from a few more products than that.
 
     A pair (u, s) is kept when its residual |G u - s u| is at most `tol * s`; the default keeps
     whatever can be told from zero. Dropped pairs have eigenvalue zero, and the residuals of all

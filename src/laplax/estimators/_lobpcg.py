@@ -35,9 +35,10 @@ class Lobpcg(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Block products inside one compiled call."""
         rank = min(self.rank, operator.size)
+        iterations: int | jax.Array = 0
         if 5 * rank >= operator.size:
             values, vectors = jnp.linalg.eigh(dense_by_products(operator))
-            values, vectors, iterations = values[::-1][:rank], vectors[:, ::-1][:, :rank], 0
+            values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
         else:
             values, vectors, iterations = self._iterate(operator, rank)
         residuals = operator.mm(vectors.T) - values[:, None] * vectors.T

@@ -34,7 +34,7 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
         if loss_fn not in LIKELIHOODS:
             raise ValueError(f"unknown loss_fn {loss_fn!r}{near_miss(loss_fn, LIKELIHOODS)}")
         return LIKELIHOODS[loss_fn]()
-    if isinstance(loss_fn, type) and issubclass(loss_fn, Likelihood):
+    if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is the class {loss_fn.__name__}; hand over {loss_fn.__name__}()")
     if callable(loss_fn):
         return Custom(loss_fn)

@@ -3,13 +3,16 @@
 import abc
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from .._tree import pytree
 
-class DataFit(NamedTuple):
+
+@pytree
+class DataFit:
     """All that the evidence needs of the data: sums over the data set, independent of the noise."""
 
     loss: jax.Array  # sum of weight * l(f, y), at unit noise, without constant
@@ -45,6 +48,7 @@ class Likelihood(abc.ABC):
 
     def check_target_values(self, f_shape: tuple[int, ...], y: jax.Array) -> None:
         """Raise if the values of a batch of targets are impossible."""
+        return
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
         """Draw y ~ p(y | f) at unit noise."""

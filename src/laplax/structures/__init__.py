@@ -2,7 +2,6 @@
 
 from ._base import Precision as Precision
 from ._base import Structure as Structure
-from ._base import structure as structure
 from ._dense import Dense as Dense
 from ._dense import DensePrecision as DensePrecision
 from ._diagonal import Diagonal as Diagonal

@@ -1,7 +1,6 @@
 """What a structure answers: the algebra of G, and of Lambda = c G + T."""
 
 import abc
-import dataclasses
 from typing import Any
 
 import jax
@@ -97,13 +96,3 @@ class Structure(abc.ABC):
 def columns(d: jax.Array, v: jax.Array) -> jax.Array:
     """diag(d) v for a scalar or vector d, and v of shape (P,) or (P, k)."""
     return d[:, None] * v if d.ndim == 1 and v.ndim == 2 else d * v
-
-
-def structure(*data_fields: str, static: tuple[str, ...] = ()) -> Any:
-    """Class decorator: a frozen dataclass that is a pytree of its numbers."""
-
-    def decorate(cls: type) -> type:
-        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
-        return jax.tree_util.register_dataclass(cls, data_fields, static)
-
-    return decorate

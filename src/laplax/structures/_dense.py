@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from ._base import Precision, Structure, structure
+from .._tree import pytree
+from ._base import Precision, Structure
 
 
-@structure("matrix")
+@pytree
 class Dense(Structure):
     """G as it is."""
 
@@ -32,7 +33,7 @@ class Dense(Structure):
         return DensePrecision(jnp.linalg.cholesky(c * self.matrix + jnp.diag(diagonal)), prior)
 
 
-@structure("cholesky", "prior")
+@pytree
 class DensePrecision(Precision):
     """Lambda by its lower Cholesky factor C; L = C^-T."""
 

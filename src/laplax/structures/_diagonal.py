@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from ._base import Precision, Structure, columns, structure
+from .._tree import pytree
+from ._base import Precision, Structure, columns
 
 
-@structure("values")
+@pytree
 class Diagonal(Structure):
     """The diagonal of G alone."""
 
@@ -30,7 +31,7 @@ class Diagonal(Structure):
         return DiagonalPrecision(c * self.values, prior)
 
 
-@structure("curvature", "prior")
+@pytree
 class DiagonalPrecision(Precision):
     """Lambda = diag(c d + t); everything is elementwise."""
 

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
-from ._base import Precision, Structure, columns, structure
+from .._tree import pytree, static
+from ._base import Precision, Structure, columns
 
 
-@structure("basis", "eigenvalues", static=("dense_scale",))
+@pytree
 class LowRank(Structure):
     """G ~= U diag(S) U^T, U of shape (P, R) orthonormal, S >= 0.
 
@@ -19,7 +20,7 @@ class LowRank(Structure):
 
     basis: jax.Array
     eigenvalues: jax.Array
-    dense_scale: bool = False
+    dense_scale: bool = static(default=False)
 
     @property
     def size(self) -> int:
@@ -49,14 +50,14 @@ class LowRank(Structure):
         return GeneralLowRank(white, jnp.linalg.cholesky(inner), prior, self.dense_scale)
 
 
-@structure("basis", "eigenvalues", "prior", static=("dense_scale",))
+@pytree
 class IsotropicLowRank(Precision):
     """U diag(c S) U^T + tau I: every power of it is elementwise in the basis."""
 
     basis: jax.Array
     eigenvalues: jax.Array
     prior: jax.Array
-    dense_scale: bool = False
+    dense_scale: bool = static(default=False)
 
     @property
     def size(self) -> int:
@@ -105,7 +106,7 @@ class IsotropicLowRank(Precision):
         return self.scale_mv(_eye(self)) if self.dense_scale else self
 
 
-@structure("white", "cholesky", "prior", static=("dense_scale",))
+@pytree
 class GeneralLowRank(Precision):
     """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U (c S)^1/2, and I + V^T V = C C^T.
 
@@ -116,7 +117,7 @@ class GeneralLowRank(Precision):
     white: jax.Array
     cholesky: jax.Array
     prior: jax.Array
-    dense_scale: bool = False
+    dense_scale: bool = static(default=False)
 
     @property
     def size(self) -> int:
