@@ -63,6 +63,8 @@ class Loader:
         self.validate: Callable[[Batch], None] = lambda batch: None
         self._num_examples: int | None = None
         self._passes = 0
+        self._first: Batch | None = None
+        self._ahead: Iterable[Any] | None = None  # a pass that `peek` began, for the next one
 
     @property
     def num_counted(self) -> int | jax.Array:
@@ -72,15 +74,15 @@ class Loader:
         return self._num_counted
 
     def peek(self) -> Batch:
-        """The first batch. A one-shot iterator does not lose it."""
-        iterator = iter(self._batches)
-        try:
-            first = next(iterator)
-        except StopIteration:
-            raise ValueError("the data loader is empty: it gave no batch") from None
-        if self.one_shot:
-            self._batches = itertools.chain([first], iterator)
-        return as_batch(first)
+        """The first batch. The first pass goes on from here, so that no iterator loses it."""
+        if self._first is None:
+            iterator = iter(self._batches)
+            try:
+                raw = next(iterator)
+            except StopIteration:
+                raise ValueError("the data loader is empty: it gave no batch") from None
+            self._first, self._ahead = as_batch(raw), itertools.chain([raw], iterator)
+        return self._first
 
     def require_passes(self, why: str) -> None:
         """Refuse a one-shot iterator where several passes are needed."""
@@ -109,7 +111,9 @@ class Loader:
 
     def _bar(self) -> Iterable[Any]:
         total = operator.length_hint(self._batches) or None
-        return progress_bar(self._batches, total, f"pass {self._passes}", self.progress)
+        batches = self._batches if self._ahead is None else self._ahead
+        self._ahead = None
+        return progress_bar(batches, total, f"pass {self._passes}", self.progress)
 
     def _finish(self, seen: int, counted: int | jax.Array) -> None:
         if seen == 0:
@@ -183,6 +187,8 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
         field: jax.tree.map(functools.partial(_to_array, field), part)
         for field, part in zip(FIELDS, parts, strict=True)
     }
+    if not jax.tree_util.all_leaves([arrays["weight"]]) and arrays["weight"] is not None:
+        raise TypeError(f"data's weight must be one array; got {type(parts[2]).__name__}")
     size = _common_length(arrays)
     index = jnp.arange(start, start + size, dtype=jnp.int32)
     return Batch(arrays["input"], arrays["target"], arrays["weight"], index)
@@ -193,18 +199,21 @@ def _is_array(item: Any) -> bool:
 
 
 def _to_array(field: str, leaf: Any) -> jax.Array:
-    if isinstance(leaf, jax.Array):
-        return leaf
-    array = np.asarray(leaf)
+    array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
+    if field == "weight" and array.dtype.kind == "b":  # a mask
+        array = array.astype(np.int32)
     return jnp.asarray(array)
 
 
 def _common_length(arrays: dict[str, PyTree]) -> int:
     leaves = jax.tree.leaves(arrays)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
-        raise ValueError("every array in data needs a first axis that counts the examples")
+        raise ValueError(
+            "every array in data needs a first axis that counts the examples (a list of numbers "
+            "is not an array: wrap it with np.asarray)"
+        )
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) > 1:
         each = zip(leaf_names(arrays), leaves, strict=True)
@@ -272,7 +281,7 @@ def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTre
     return carry
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _fold_scan(
     step: Step, size: int, carry: PyTree, batch: Batch, args: tuple[PyTree, ...]
 ) -> PyTree:
@@ -288,7 +297,7 @@ def _fold_scan(
     return step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _fold_slice(
     step: Step,
     size: int,

@@ -63,13 +63,23 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
 
 def output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the output for one example."""
-    out = jax.eval_shape(model.one, example, params)
+    seen = example
+    if not model.vmap_over_data:
+        seen = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
+    out = jax.eval_shape(lambda x, p: model.fn(input=x, params=p), seen, params)
     if not isinstance(out, jax.ShapeDtypeStruct):
         raise TypeError(
             f"model_fn must return one array; it returned {jax.tree.structure(out)}. "
             "Pick the output to be judged: lambda input, params: my_model(...)['logits']"
         )
-    return out
+    if not jnp.issubdtype(out.dtype, jnp.floating):
+        raise TypeError(f"model_fn must return floating-point outputs; it returned {out.dtype}")
+    if not model.vmap_over_data and out.shape[:1] != (1,):
+        raise ValueError(
+            "with vmap_over_data=False model_fn sees a batch and returns one output per example "
+            f"along the first axis; for a batch of 1 example it returned shape {out.shape}"
+        )
+    return jax.eval_shape(model.one, example, params)
 
 
 @dataclasses.dataclass(frozen=True)

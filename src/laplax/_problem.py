@@ -41,12 +41,11 @@ def make_problem(
     model = Model(model_fn, vmap_over_data)
     checked = as_data(data, progress)
     first = checked.peek() if isinstance(checked, Loader) else checked
-    example, target = first.example()
-    output = output_struct(model, params, example)
-    _check_target(likelihood, output, target)
-    _check_weight(likelihood, output, first)
+    output = output_struct(model, params, first.example()[0])
+    _check_shapes(likelihood, output, first)
 
     def validate(batch: Batch) -> None:
+        _check_shapes(likelihood, output, batch)
         if is_concrete(batch):
             _check_values(model, params, likelihood, output, batch)
 
@@ -60,7 +59,7 @@ def make_problem(
 def check_params(params: PyTree) -> PyTree:
     """A non-empty pytree of finite floating-point arrays."""
     leaves = jax.tree.leaves(params)
-    if not leaves:
+    if all(getattr(leaf, "size", 1) == 0 for leaf in leaves):
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for name, leaf in zip(leaf_names(params), leaves, strict=True):
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
@@ -81,19 +80,17 @@ def check_params(params: PyTree) -> PyTree:
     return arrays
 
 
-def _check_target(likelihood: Likelihood, output: jax.ShapeDtypeStruct, target: PyTree) -> None:
+def _check_shapes(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
+    target = batch.example()[1]
     if not isinstance(likelihood, Custom) and not isinstance(target, jax.ShapeDtypeStruct):
         raise TypeError(
             f"loss_fn={likelihood.name!r} takes one array as target; got a pytree "
             f"({jax.tree.structure(target)}). A callable loss(f, y) takes any."
         )
     likelihood.check_target_shape(output, target)
-
-
-def _check_weight(likelihood: Likelihood, output: jax.ShapeDtypeStruct, first: Batch) -> None:
-    if first.weight is None:
+    if batch.weight is None:
         return
-    given, events = tuple(first.weight.shape[1:]), likelihood.batch_shape(output.shape)
+    given, events = tuple(batch.weight.shape[1:]), likelihood.batch_shape(output.shape)
     if given != events[: len(given)]:
         raise ValueError(
             f"the weight of one example has shape {given}; it must be a number or match the "

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._enums import check_names
 from ._tree import ParamSpace, PyTree, is_concrete, leaf_names
@@ -47,7 +48,7 @@ def parse_prior_arguments(
     mean = given.get("prior_mean")
     return PriorArguments(
         precision=prior_precision(given["prior_prec"], space),
-        mean=None if mean is None else _broadcast(mean, space, "prior_mean"),
+        mean=None if mean is None else _prior_mean(mean, space),
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
     )
@@ -65,12 +66,19 @@ def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
     return flat
 
 
+def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:
+    flat = _broadcast(mean, space, "prior_mean")
+    if is_concrete(flat) and not bool(jnp.all(jnp.isfinite(flat))):
+        raise ValueError("prior_mean must be finite everywhere; it holds NaN or infinite values")
+    return flat
+
+
 def _is_scalar(value: Any) -> bool:
-    return jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
+    return jax.tree_util.all_leaves([value]) and np.ndim(value) == 0
 
 
 def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:
-    if not _is_scalar(value):
+    if isinstance(value, str) or not _is_scalar(value):
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     scalar = jnp.asarray(value).astype(space.dtype)
     if is_concrete(scalar) and not (bool(scalar > 0) and bool(jnp.isfinite(scalar))):

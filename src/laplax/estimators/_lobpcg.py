@@ -58,6 +58,8 @@ class Lobpcg(Estimator):
             )
         key = jax.random.key(0) if self.key is None else self.key
         start = jax.random.normal(key, (operator.size, rank), operator.space.dtype)
+        if not bool(jnp.any(operator.mm(start.T))):  # JAX's routine divides by the largest value
+            return jnp.zeros(rank, start.dtype), jnp.linalg.qr(start)[0], jnp.zeros((), int)
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
         chunking = operator.chunking(operator.cost.activation_bytes * (1 + 6 * rank))
         args = (operator.local, operator.data, jnp.asarray(operator.scale, start.dtype), start)

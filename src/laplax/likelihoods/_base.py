@@ -125,7 +125,9 @@ def weigh(values: jax.Array, weight: jax.Array | None) -> jax.Array:
     return values * weight.reshape(*weight.shape, *axes).astype(values.dtype)
 
 
-def require_same_shape(name: str, f_shape: tuple[int, ...], y: jax.ShapeDtypeStruct) -> None:
+def require_same_shape(
+    name: str, f_shape: tuple[int, ...], y: jax.ShapeDtypeStruct, of: str = "output"
+) -> None:
     """A target that would broadcast against the output is refused (math: y has f's shape)."""
     if tuple(y.shape) == f_shape:
         return
@@ -134,6 +136,6 @@ def require_same_shape(name: str, f_shape: tuple[int, ...], y: jax.ShapeDtypeStr
         hint = f"; reshape the target to (N, {', '.join(map(str, f_shape))})".replace(", )", ")")
         hint = hint if f_shape else "; drop the trailing axis of the target: target[:, 0]"
     raise ValueError(
-        f"{name!r} needs a target of the output's shape: the model returns {f_shape} for one "
-        f"example, the target of one example has {tuple(y.shape)}{hint}. Nothing is broadcast."
+        f"{name!r} needs a target of the {of}'s shape: the {of} of one example has shape "
+        f"{f_shape}, its target {tuple(y.shape)}{hint}. Nothing is broadcast."
     )

@@ -85,4 +85,4 @@ class HeteroscedasticGaussian(Likelihood):
                 "'heteroscedastic' needs outputs whose last axis holds (mean, log-variance); the "
                 f"model returns shape {f.shape} for one example"
             )
-        require_same_shape(self.name, f.shape[:-1], y)
+        require_same_shape(self.name, f.shape[:-1], y, of="mean")

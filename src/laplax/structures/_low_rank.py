@@ -44,7 +44,8 @@ class LowRank(Structure):
         """Elementwise in the basis for T = tau I; by an R x R Cholesky for a general T."""
         if prior.ndim == 0:
             return IsotropicLowRank(self.basis, c * self.eigenvalues, prior, self.dense_scale)
-        factor = self.basis * jnp.sqrt(c * self.eigenvalues)
+        # Two roots, not the root of the product: its gradient in c fails where S is zero.
+        factor = self.basis * (jnp.sqrt(c) * jnp.sqrt(self.eigenvalues))
         white = factor / jnp.sqrt(prior)[:, None]
         inner = jnp.eye(self.rank, dtype=self.dtype) + white.T @ white
         return GeneralLowRank(white, jnp.linalg.cholesky(inner), prior, self.dense_scale)

@@ -1,0 +1,137 @@
+"""What the contract tests run over. A new member is covered by being listed here."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import laplax
+from laplax._tree import ParamSpace
+from laplax.structures import Dense, Diagonal, LowRank, Structure
+
+SIZE = 6
+
+
+def random(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def orthonormal(rows: int, columns: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
+    return jnp.linalg.qr(random(rows, columns, seed=seed))[0].astype(dtype)
+
+
+def _dense(dtype: Any) -> Structure:
+    a = random(SIZE, SIZE, seed=1, dtype=dtype)
+    return Dense(a @ a.T)
+
+
+def _low_rank(rank: int, *, deficient: bool = False, dense_scale: bool = False) -> Callable:
+    def make(dtype: Any) -> Structure:
+        values = jnp.linspace(3.0, 0.0 if deficient else 0.5, rank).astype(dtype)
+        return LowRank(orthonormal(SIZE, rank, seed=2, dtype=dtype), values, dense_scale)
+
+    return make
+
+
+# Every structure, as a maker from a dtype.
+STRUCTURES: dict[str, Callable[[Any], Structure]] = {
+    "dense": _dense,
+    "diagonal": lambda dtype: Diagonal(jnp.abs(random(SIZE, seed=3, dtype=dtype))),
+    "low rank": _low_rank(3),
+    "low rank of full rank": _low_rank(SIZE),
+    "low rank, deficient": _low_rank(4, deficient=True),
+    "low rank with a dense scale": _low_rank(3, dense_scale=True),
+    "zero": lambda dtype: LowRank(orthonormal(SIZE, 2, dtype=dtype), jnp.zeros(2, dtype)),
+}
+
+# Every name of `curv_type`, with the options under which it is exact on SIZE parameters.
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "diagonal": {},
+    "hutchinson": {"key": jax.random.key(0), "num_samples": 2000},
+    "lanczos": {"rank": 50},
+    "lobpcg": {"rank": 50},
+}
+EXACT = {name: options for name, options in ESTIMATORS.items() if name != "hutchinson"}
+
+
+@dataclasses.dataclass
+class Regression:
+    """Bayesian linear regression: the posterior and the evidence have closed forms."""
+
+    features: jax.Array
+    target: jax.Array
+    params: Any
+
+    @property
+    def data(self) -> tuple[jax.Array, jax.Array]:
+        return self.features, self.target
+
+    @staticmethod
+    def model_fn(input: jax.Array, params: Any) -> jax.Array:
+        return input[:2] @ params["v"]["u"] + input[2:] @ params["w"]  # the order of jax.tree
+
+    def prior(self, prior_prec: Any) -> jax.Array:
+        full = jax.tree.broadcast(prior_prec, self.params)
+        parts = jax.tree.map(lambda t, p: jnp.full(p.shape, t), full, self.params)
+        return ParamSpace.of(self.params).flatten(parts)
+
+    def precision(self, prior_prec: Any, sigma_squared: float) -> jax.Array:
+        gram = self.features.T @ self.features
+        return gram / sigma_squared + jnp.diag(self.prior(prior_prec))
+
+    def log_evidence(self, prior_prec: Any, sigma_squared: float) -> jax.Array:
+        cov = self.features @ jnp.diag(1 / self.prior(prior_prec)) @ self.features.T
+        cov = cov + sigma_squared * jnp.eye(len(self.target))
+        return jax.scipy.stats.multivariate_normal.logpdf(
+            self.target, jnp.zeros_like(self.target), cov
+        )
+
+
+def regression(
+    prior_prec: Any, sigma_squared: float, *, orthogonal: bool = False, examples: int = 20
+) -> Regression:
+    """Data, and the MAP under this prior and noise (the evidence is exact only there).
+
+    An orthogonal design has a diagonal curvature, so that a diagonal posterior is exact too.
+    """
+    features = random(examples, SIZE, seed=5)
+    if orthogonal:
+        features = jnp.linalg.qr(features)[0] * jnp.linspace(1.0, 3.0, SIZE)
+    target = features @ random(SIZE, seed=6) + 0.3 * random(examples, seed=7)
+    shapes = {"w": jnp.zeros(4), "v": {"u": jnp.zeros(2)}}
+    case = Regression(features, target, shapes)
+    precision = case.precision(prior_prec, sigma_squared)
+    flat = jnp.linalg.solve(precision, features.T @ target / sigma_squared)
+    return Regression(features, target, ParamSpace.of(shapes).unflatten(flat))
+
+
+def mlp(sizes: tuple[int, ...] = (2, 4, 3), seed: int = 0, dtype: Any = jnp.float64) -> Any:
+    return [
+        {"w": random(a, b, seed=seed + i, dtype=dtype) / a**0.5, "b": random(b, dtype=dtype) * 0.1}
+        for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+    ]
+
+
+def mlp_fn(input: jax.Array, params: Any) -> jax.Array:
+    for layer in params[:-1]:
+        input = jnp.tanh(input @ layer["w"] + layer["b"])
+    return input @ params[-1]["w"] + params[-1]["b"]
+
+
+# A target that suits each named likelihood, for outputs of shape (3,) on 7 examples.
+TARGETS: dict[str, Any] = {
+    "mse": random(7, 3, seed=8),
+    "cross_entropy": jnp.asarray([0, 1, 2, 2, 1, 0, 1]),
+    "binary_cross_entropy": jnp.asarray([[0, 1, 1]] * 4 + [[1, 0, 1]] * 3),
+    "poisson": jnp.asarray([[0.0, 1.0, 4.0]] * 7),
+}
+CURVATURES: dict[str, Any] = {
+    "ggn": laplax.GGN(),
+    "hessian": laplax.Hessian(indefinite="clip"),
+    "fisher_mc": laplax.FisherMC(jax.random.key(3), mc_samples=2),
+    "fisher_empirical": laplax.FisherEmpirical(),
+}

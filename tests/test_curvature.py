@@ -1,0 +1,125 @@
+"""Every curvature product against explicit Jacobians and `jax.hessian`."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import laplax
+from laplax._tree import ParamSpace
+from laplax.likelihoods import as_likelihood
+
+X = cases.random(7, 2, seed=4)
+PARAMS = cases.mlp()
+SPACE = ParamSpace.of(PARAMS)
+
+
+def flat_model(x):
+    return lambda theta: cases.mlp_fn(x, SPACE.unflatten(theta))
+
+
+@functools.cache
+def reference(kind, loss_fn):
+    """The dense curvature, one example at a time, straight from the definitions."""
+    likelihood, targets = as_likelihood(loss_fn), cases.TARGETS[loss_fn]
+    theta, total = SPACE.flatten(PARAMS), jnp.zeros((SPACE.size, SPACE.size))
+    for n, (x, y) in enumerate(zip(X, targets, strict=True)):
+        f, jacobian = flat_model(x)(theta), jax.jacrev(flat_model(x))(theta)
+        if kind == "ggn":
+            middle = jax.hessian(likelihood.loss)(f, y)
+        elif kind == "fisher_empirical":
+            middle = jnp.outer(*[jax.grad(likelihood.loss)(f, y)] * 2)
+        elif kind == "fisher_mc":
+            keys = jax.random.split(jax.random.fold_in(jax.random.key(3), n), 2)
+            g = [jax.grad(likelihood.loss)(f, likelihood.sample(k, f)) for k in keys]
+            middle = sum(jnp.outer(a, a) for a in g) / 2
+        else:
+            loss = lambda t, x=x, y=y: likelihood.loss(flat_model(x)(t), y)
+            total += jax.hessian(loss)(theta)
+            continue
+        total += jacobian.T @ middle @ jacobian
+    return total
+
+
+@pytest.mark.parametrize("kind", cases.CURVATURES)
+@pytest.mark.parametrize("loss_fn", cases.TARGETS)
+def test_products_equal_the_dense_curvature(kind, loss_fn):
+    data = (X, cases.TARGETS[loss_fn])
+    expected = reference(kind, loss_fn)
+    mv = laplax.curvature_mv(
+        cases.mlp_fn, PARAMS, data, loss_fn=loss_fn, curvature=cases.CURVATURES[kind]
+    )
+    np.testing.assert_allclose(jax.vmap(mv)(jnp.eye(SPACE.size)), expected, atol=1e-10)
+    v = cases.random(SPACE.size, seed=12)
+    tree = mv(SPACE.unflatten(v))
+    np.testing.assert_allclose(SPACE.flatten(tree), expected @ v, atol=1e-10)
+    assert jax.tree.structure(tree) == jax.tree.structure(PARAMS)
+
+
+@pytest.mark.parametrize("kind", [k for k in cases.CURVATURES if k != "hessian"])
+@pytest.mark.parametrize("loss_fn", cases.TARGETS)
+@pytest.mark.parametrize("batch_size", [3, 100])
+def test_full_and_diagonal_equal_the_dense_curvature(kind, loss_fn, batch_size):
+    expected = reference(kind, loss_fn)
+    for curv_type, reduce in (("full", lambda a: a), ("diagonal", lambda a: jnp.diag(jnp.diag(a)))):
+        _, curv_estimate = laplax.laplace(
+            cases.mlp_fn,
+            PARAMS,
+            (X, cases.TARGETS[loss_fn]),
+            loss_fn=loss_fn,
+            curv_type=curv_type,
+            curvature=cases.CURVATURES[kind],
+            batch_size=batch_size,
+        )
+        np.testing.assert_allclose(curv_estimate.to_dense(), reduce(expected), atol=1e-10)
+
+
+@pytest.mark.parametrize("loss_fn", cases.TARGETS)
+def test_a_clipped_hessian_is_the_hessian_without_its_negative_part(loss_fn):
+    expected = reference("hessian", loss_fn)
+    values, vectors = jnp.linalg.eigh(expected)
+    clipped = (vectors * jnp.maximum(values, 0)) @ vectors.T
+    data = (X, cases.TARGETS[loss_fn])
+    options = {"loss_fn": loss_fn, "curvature": laplax.Hessian(indefinite="clip")}
+    full = laplax.laplace(cases.mlp_fn, PARAMS, data, curv_type="full", **options)[1]
+    np.testing.assert_allclose(full.to_dense(), clipped, atol=1e-9)
+    diagonal = laplax.laplace(cases.mlp_fn, PARAMS, data, curv_type="diagonal", **options)[1]
+    np.testing.assert_allclose(diagonal.diagonal(), jnp.maximum(jnp.diag(expected), 0), atol=1e-9)
+
+
+def test_the_monte_carlo_fisher_does_not_depend_on_the_batch_size():
+    data = (X, cases.TARGETS["cross_entropy"])
+    fits = [
+        laplax.laplace(
+            cases.mlp_fn,
+            PARAMS,
+            data,
+            loss_fn="cross_entropy",
+            curvature="fisher_mc",
+            key=jax.random.key(1),
+            mc_samples=3,
+            batch_size=size,
+        )[1].to_dense()
+        for size in (1, 3, 7)
+    ]
+    np.testing.assert_allclose(fits[0], fits[2], atol=1e-12)
+    np.testing.assert_allclose(fits[1], fits[2], atol=1e-12)
+
+
+def test_a_subset_is_scaled_up_to_the_whole():
+    data = (X, cases.TARGETS["mse"])
+    plain = laplax.laplace(cases.mlp_fn, PARAMS, data, loss_fn="mse")[1].to_dense()
+    for curv_type in ("full", "lanczos", "lobpcg"):
+        _, scaled = laplax.laplace(
+            cases.mlp_fn,
+            PARAMS,
+            data,
+            loss_fn="mse",
+            curv_type=curv_type,
+            num_total_samples=70,
+            **cases.EXACT[curv_type],
+        )
+        np.testing.assert_allclose(scaled.to_dense(), 10 * plain, atol=1e-9)

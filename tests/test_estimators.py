@@ -1,0 +1,130 @@
+"""Low-rank estimators on hard spectra, Hutchinson's error, and where each is exact."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matfree import decomp
+
+import laplax
+
+P = 40
+
+
+def linear(input, params):
+    return input @ params
+
+
+def with_spectrum(values, seed=0, dtype=jnp.float64):
+    """Data whose Gauss-Newton matrix has these eigenvalues and random eigenvectors."""
+    vectors = cases.orthonormal(P, len(values), seed=seed)
+    features = (jnp.sqrt(jnp.asarray(values))[:, None] * vectors.T).astype(dtype)
+    return (features, jnp.zeros(len(values), dtype)), vectors
+
+
+def fit(data, name, **options):
+    params = jnp.zeros(P, data[0].dtype)
+    return laplax.laplace(linear, params, data, loss_fn="mse", curv_type=name, **options)[1]
+
+
+SPECTRA = {
+    "distinct": jnp.linspace(10.0, 0.1, P),
+    "decaying": 10.0 ** jnp.linspace(3, -6, P),
+    "rank three": jnp.asarray([5.0, 2.0, 1.0]),
+    "repeated": jnp.asarray([4.0] * 5 + [1.0] * 5),
+    "zero": jnp.zeros(3),
+}
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_lanczos_with_as_many_products_as_parameters_is_exact(spectrum, dtype):
+    data, _ = with_spectrum(SPECTRA[spectrum], dtype=dtype)
+    estimate = fit(data, "lanczos", rank=1000)
+    exact = data[0].T @ data[0]
+    tolerance = 2e3 * jnp.finfo(dtype).eps * max(float(jnp.abs(exact).max()), 1e-30)
+    assert float(jnp.abs(estimate.to_dense() - exact).max()) <= tolerance
+    basis = estimate.structure.basis
+    np.testing.assert_allclose(basis.T @ basis, jnp.eye(P), atol=50 * float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("spectrum", ["rank three", "repeated", "zero"])
+def test_after_breakdown_the_basis_is_orthonormal_and_no_pair_is_spurious(spectrum):
+    data, _ = with_spectrum(SPECTRA[spectrum])
+    estimate = fit(data, "lanczos", rank=20, num_products=25)
+    basis, values = estimate.structure.basis, estimate.structure.eigenvalues
+    np.testing.assert_allclose(basis.T @ basis, jnp.eye(20), atol=1e-12)
+    expected = jnp.zeros(20).at[: len(SPECTRA[spectrum])].set(SPECTRA[spectrum])
+    np.testing.assert_allclose(values, expected, atol=1e-9)
+
+
+def test_lanczos_residuals_are_the_true_ones():
+    data, _ = with_spectrum(SPECTRA["distinct"])
+    estimate = fit(data, "lanczos", rank=8, num_products=12)
+    gram, basis = data[0].T @ data[0], estimate.structure.basis
+    true = jnp.linalg.norm(gram @ basis - basis * estimate.structure.eigenvalues, axis=0)
+    np.testing.assert_allclose(estimate.diagnostics["residuals"], true, atol=1e-9)
+    assert estimate.diagnostics["num_products"] == 12
+
+
+def test_a_tolerance_drops_the_pairs_that_have_not_converged():
+    data, _ = with_spectrum(SPECTRA["decaying"])
+    estimate = fit(data, "lanczos", rank=8, num_products=12, tol=1e-8)
+    kept = estimate.diagnostics["kept"]
+    assert 0 < int(kept.sum()) < 8
+    np.testing.assert_array_equal(estimate.structure.eigenvalues > 0, kept)
+
+
+def test_lanczos_agrees_with_an_independent_implementation():
+    data, _ = with_spectrum(SPECTRA["decaying"])
+    gram = data[0].T @ data[0]
+    start = jax.random.normal(jax.random.fold_in(jax.random.key(0), 10), (P,), jnp.float64)
+    tridiag = decomp.tridiag_sym(10, reortho="full", materialize=True)
+    reference = jnp.linalg.eigvalsh(tridiag(lambda v: gram @ v, start).J_small)[::-1]
+    estimate = fit(data, "lanczos", rank=8, num_products=10, tol=1e9)
+    np.testing.assert_allclose(estimate.structure.eigenvalues, reference[:8], rtol=1e-8)
+
+
+@pytest.mark.parametrize("rank", [3, 1000])
+def test_lobpcg_finds_the_leading_pairs(rank):
+    data, _ = with_spectrum(SPECTRA["distinct"])
+    estimate = fit(data, "lobpcg", rank=rank)
+    expected = SPECTRA["distinct"][: min(rank, P)]
+    np.testing.assert_allclose(estimate.structure.eigenvalues, expected, rtol=1e-8)
+    assert float(estimate.diagnostics["residuals"].max()) < 1e-6
+
+
+@pytest.mark.parametrize("spectrum", ["rank three", "repeated", "zero"])
+def test_lobpcg_on_a_deficient_curvature_is_right(spectrum):
+    data, _ = with_spectrum(SPECTRA[spectrum])
+    estimate = fit(data, "lobpcg", rank=7)
+    expected = jnp.zeros(10).at[: len(SPECTRA[spectrum])].set(SPECTRA[spectrum])[:7]
+    np.testing.assert_allclose(estimate.structure.eigenvalues, expected, atol=1e-8)
+    basis = estimate.structure.basis
+    np.testing.assert_allclose(basis.T @ basis, jnp.eye(7), atol=1e-8)
+
+
+def test_hutchinson_is_within_five_of_its_standard_errors():
+    data, _ = with_spectrum(SPECTRA["distinct"])
+    estimate = fit(data, "hutchinson", key=jax.random.key(2), num_samples=2000)
+    error = jnp.abs(estimate.diagonal() - jnp.diag(data[0].T @ data[0]))
+    assert bool(jnp.all(error < 5 * estimate.diagnostics["standard_error"]))
+    # By hand: the variance of z_i (G z)_i is the squared norm of row i off the diagonal.
+    gram = data[0].T @ data[0]
+    rows = jnp.sum(gram**2, axis=1) - jnp.diag(gram) ** 2
+    np.testing.assert_allclose(
+        estimate.diagnostics["standard_error"], jnp.sqrt(rows / 2000), rtol=0.2
+    )
+
+
+def test_full_is_the_same_on_either_side():
+    few, _ = with_spectrum(SPECTRA["rank three"])
+    small = fit(few, "full")
+    loader = fit_loader(few)
+    assert type(small.structure) is not type(loader.structure)
+    np.testing.assert_allclose(small.to_dense(), loader.to_dense(), atol=1e-12)
+
+
+def fit_loader(data):
+    return laplax.laplace(linear, jnp.zeros(P), [data], loss_fn="mse", curv_type="full")[1]

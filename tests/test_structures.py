@@ -1,0 +1,128 @@
+"""The algebra of every structure against dense linear algebra."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from laplax._tree import ParamSpace
+from laplax.posterior import Posterior
+
+PRIORS = {"scalar": jnp.asarray(0.7), "vector": jnp.linspace(0.2, 2.0, cases.SIZE)}
+C = jnp.asarray(1.7)
+
+
+@pytest.fixture(params=cases.STRUCTURES)
+def structure(request):
+    return cases.STRUCTURES[request.param](jnp.float64)
+
+
+@pytest.fixture(params=PRIORS)
+def prior(request):
+    return PRIORS[request.param]
+
+
+@pytest.fixture
+def dense(structure, prior):
+    return C * structure.to_dense() + jnp.diag(jnp.broadcast_to(prior, (cases.SIZE,)))
+
+
+def close(actual, desired):
+    np.testing.assert_allclose(actual, desired, rtol=1e-9, atol=1e-11)
+
+
+def test_the_curvature_multiplies_and_has_its_diagonal(structure):
+    v = cases.random(cases.SIZE, 3)
+    close(structure.mv(v), structure.to_dense() @ v)
+    close(structure.mv(v[:, 0]), structure.to_dense() @ v[:, 0])
+    close(structure.diagonal(), jnp.diagonal(structure.to_dense()))
+
+
+def test_the_precision_multiplies_solves_and_has_a_root(structure, prior, dense):
+    precision, eye = structure.precision(C, prior), jnp.eye(cases.SIZE)
+    close(precision.mv(eye), dense)
+    close(precision.solve(eye), jnp.linalg.inv(dense))
+    scale = precision.scale_mv(eye)
+    close(scale @ scale.T, jnp.linalg.inv(dense))
+    close(precision.scale_t_mv(eye), scale.T)
+    v = cases.random(cases.SIZE)
+    close(precision.solve(precision.mv(v)), v)
+    close(precision.scale_mv(v), scale @ v)
+
+
+def test_determinant_and_variance_are_those_of_the_dense_matrix(structure, prior, dense):
+    precision = structure.precision(C, prior)
+    close(precision.logdet(), jnp.linalg.slogdet(dense)[1])
+    close(precision.variance(), jnp.diagonal(jnp.linalg.inv(dense)))
+
+
+def test_log_prob_is_that_of_the_gaussian(structure, prior, dense):
+    space = ParamSpace.of(jnp.zeros(cases.SIZE))
+    posterior = Posterior(cases.random(cases.SIZE), structure.precision(C, prior), space)
+    point = cases.random(cases.SIZE, seed=9)
+    expected = jax.scipy.stats.multivariate_normal.logpdf(
+        point, posterior.mean, jnp.linalg.inv(dense)
+    )
+    close(posterior.log_prob(point), expected)
+
+
+def test_samples_have_the_covariance_within_five_standard_errors(structure, prior, dense):
+    space, draws = ParamSpace.of(jnp.zeros(cases.SIZE)), 20_000
+    posterior = Posterior(jnp.ones(cases.SIZE), structure.precision(C, prior), space)
+    samples = posterior.sample(jax.random.key(1), draws)
+    cov = jnp.linalg.inv(dense)
+    spread = jnp.sqrt((jnp.outer(jnp.diagonal(cov), jnp.diagonal(cov)) + cov**2) / draws)
+    assert bool(jnp.all(jnp.abs(jnp.cov(samples.T) - cov) < 5 * spread))
+    errors = jnp.sqrt(jnp.diagonal(cov) / draws)
+    assert bool(jnp.all(jnp.abs(samples.mean(0) - 1) < 5 * errors))
+
+
+def test_gradients_in_the_prior_and_the_likelihood_scale_are_right(structure, prior):
+    v = cases.random(cases.SIZE)
+
+    def scalar(c, t):
+        precision = structure.precision(c, t)
+        return precision.logdet() + v @ precision.solve(v) + jnp.sum(precision.scale_mv(v) ** 2)
+
+    check_grads(scalar, (C, prior), order=1, modes=["fwd", "rev"])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("name", cases.STRUCTURES)
+@pytest.mark.parametrize("kind", PRIORS)
+def test_the_dtype_is_kept(dtype, name, kind):
+    structure = cases.STRUCTURES[name](dtype)
+    precision = structure.precision(C.astype(dtype), PRIORS[kind].astype(dtype))
+    v = cases.random(cases.SIZE, dtype=dtype)
+    results = [
+        structure.mv(v),
+        structure.diagonal(),
+        structure.to_dense(),
+        precision.mv(v),
+        precision.solve(v),
+        precision.scale_mv(v),
+        precision.scale_t_mv(v),
+        precision.variance(),
+        precision.logdet(),
+    ]
+    assert {r.dtype for r in results} == {jnp.dtype(dtype)}
+
+
+def test_everything_jits_and_vmaps(structure):
+    priors = jnp.asarray([0.1, 1.0, 10.0])
+    v = cases.random(cases.SIZE)
+
+    @jax.jit
+    def solve(structure, t):
+        return structure.precision(C, t).solve(v)
+
+    batched = jax.vmap(solve, in_axes=(None, 0))(structure, priors)
+    close(batched, jnp.stack([structure.precision(C, t).solve(v) for t in priors]))
+
+
+def test_a_structure_is_a_pytree_of_its_numbers(structure):
+    doubled = jax.tree.map(lambda x: 2 * x if x.ndim == 1 else x, structure)
+    assert type(doubled) is type(structure)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(structure))
