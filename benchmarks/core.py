@@ -5,6 +5,7 @@ Prints a table of medians and ratios; exits with 1 when a ratio exceeds its boun
 """
 
 import functools
+import itertools
 import sys
 import time
 
@@ -22,7 +23,7 @@ def mlp(sizes, seed=0):
             jnp.asarray(rng.standard_normal((a, b)) / a**0.5, jnp.float32),
             jnp.asarray(0.1 * rng.standard_normal(b), jnp.float32),
         )
-        for a, b in zip(sizes[:-1], sizes[1:], strict=True)
+        for a, b in itertools.pairwise(sizes)
     ]
 
 

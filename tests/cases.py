@@ -1,6 +1,7 @@
 """What the contract tests run over. A new member is covered by being listed here."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -112,7 +113,7 @@ def regression(
 def mlp(sizes: tuple[int, ...] = (2, 4, 3), seed: int = 0, dtype: Any = jnp.float64) -> Any:
     return [
         {"w": random(a, b, seed=seed + i, dtype=dtype) / a**0.5, "b": random(b, dtype=dtype) * 0.1}
-        for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+        for i, (a, b) in enumerate(itertools.pairwise(sizes))
     ]
 
 

@@ -1,12 +1,12 @@
 """Bayesian linear regression in closed form: posterior and evidence of every structure."""
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+import cases
 import laplax
 
 PRIORS = {"scalar": 0.4, "per leaf": {"w": 0.3, "v": {"u": 2.0}}, "prefix": {"w": 1.5, "v": 0.2}}

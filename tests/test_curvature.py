@@ -2,12 +2,12 @@
 
 import functools
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 import laplax
 from laplax._tree import ParamSpace
 from laplax.likelihoods import as_likelihood
@@ -37,7 +37,8 @@ def reference(kind, loss_fn):
             g = [jax.grad(likelihood.loss)(f, likelihood.sample(k, f)) for k in keys]
             middle = sum(jnp.outer(a, a) for a in g) / 2
         else:
-            loss = lambda t, x=x, y=y: likelihood.loss(flat_model(x)(t), y)
+            def loss(t, x=x, y=y):
+                return likelihood.loss(flat_model(x)(t), y)
             total += jax.hessian(loss)(theta)
             continue
         total += jacobian.T @ middle @ jacobian

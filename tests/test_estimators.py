@@ -1,12 +1,12 @@
 """Low-rank estimators on hard spectra, Hutchinson's error, and where each is exact."""
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from matfree import decomp
 
+import cases
 import laplax
 
 P = 40

@@ -1,11 +1,11 @@
 """`posterior_fn` and `Posterior` as pytrees: jit, vmap, grad, one trace, both dtypes."""
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 import laplax
 
 X = cases.random(7, 2, seed=4)

@@ -1,12 +1,12 @@
 """The algebra of every structure against dense linear algebra."""
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+import cases
 from laplax._tree import ParamSpace
 from laplax.posterior import Posterior
 

@@ -202,9 +202,8 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
-    if field == "weight" and array.dtype.kind == "b":  # a mask
-        array = array.astype(np.int32)
-    return jnp.asarray(array)
+    # Masks and integer weights count as numbers, and their roots need the widest type there is.
+    return jnp.asarray(array, jnp.result_type(float) if field == "weight" else None)
 
 
 def _common_length(arrays: dict[str, PyTree]) -> int:

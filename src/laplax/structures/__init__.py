@@ -1,5 +1,7 @@
 """How a curvature is kept: one structure, one file, all of its algebra."""
 
+from .._tree import pytree as pytree
+from .._tree import static as static
 from ._base import Precision as Precision
 from ._base import Structure as Structure
 from ._dense import Dense as Dense
