@@ -94,7 +94,15 @@ def laplace(
     structure, diagnostics = estimator.estimate(operator)
     _check_structure(structure, operator)
     estimate = CurvEstimate(structure, diagnostics, operator.space)
-    return PosteriorFn(problem.params, structure, problem.likelihood, operator.space), estimate
+    posterior_fn = PosteriorFn(
+        problem.params,
+        structure,
+        problem.likelihood,
+        operator.space,
+        tuple(leaf.ndim for leaf in jax.tree.leaves(problem.first.example()[0])),
+        vmap_over_data,
+    )
+    return posterior_fn, estimate
 
 
 def curvature_mv(

@@ -3,6 +3,7 @@
 import difflib
 import enum
 from collections.abc import Iterable
+from typing import TypeVar
 
 
 class LossFn(enum.StrEnum):
@@ -32,6 +33,59 @@ class CurvatureType(enum.StrEnum):
     HESSIAN = "hessian"
     FISHER_MC = "fisher_mc"
     FISHER_EMPIRICAL = "fisher_empirical"
+
+
+class Pushforward(enum.StrEnum):
+    """From weight space to output space."""
+
+    LINEAR = "linear"
+    NONLINEAR = "nonlinear"
+
+
+class Predictive(enum.StrEnum):
+    """From Gaussian logits to class probabilities; the paper prints some with `_PREDICTIVE`."""
+
+    MC_BRIDGE = "mc_bridge"
+    LAPLACE_BRIDGE = "laplace_bridge"
+    MEAN_FIELD_0 = "mean_field_0"
+    MEAN_FIELD_1 = "mean_field_1"
+    MEAN_FIELD_2 = "mean_field_2"
+    PROBIT = "probit"
+    MEAN_FIELD_0_PREDICTIVE = "mean_field_0"
+    MEAN_FIELD_1_PREDICTIVE = "mean_field_1"
+    MEAN_FIELD_2_PREDICTIVE = "mean_field_2"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Predictive | None":
+        plain = str(value).removesuffix("_predictive")
+        return cls(plain) if plain in {str(member) for member in cls} else None
+
+
+class CalibrationObjective(enum.StrEnum):
+    """What a search over hyperparameters minimises (the evidence: maximises)."""
+
+    MARGINAL_LOG_LIKELIHOOD = "marginal_log_likelihood"
+    NLL = "nll"
+    ECE = "ece"
+    CHI_SQUARED = "chi_squared"
+
+
+class CalibrationMethod(enum.StrEnum):
+    """How hyperparameters are searched."""
+
+    GRID_SEARCH = "grid_search"
+    GRADIENT_DESCENT = "gradient_descent"
+
+
+Member = TypeVar("Member", bound=enum.StrEnum)
+
+
+def as_member(kind: type[Member], name: object, what: str) -> Member:
+    """The member that a name means, or an error with the near miss."""
+    try:
+        return kind(str(name))
+    except ValueError:
+        raise ValueError(f"unknown {what} {name!r}{near_miss(name, kind)}") from None
 
 
 def near_miss(name: object, allowed: Iterable[str]) -> str:

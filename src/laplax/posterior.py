@@ -1,5 +1,6 @@
 """The weight posterior N(theta*, Lambda^-1), and the function of hyperparameters that gives it."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -98,6 +99,8 @@ class PosteriorFn:
     structure: Structure
     likelihood: Likelihood = static()
     space: ParamSpace = static()
+    input_ndims: tuple[int, ...] = static()  # axes of one example's input, leaf by leaf
+    vmap_over_data: bool = static(default=True)
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""
@@ -115,10 +118,19 @@ class PosteriorFn:
         """Check hyperparameters and bring them into the flat space."""
         return parse_prior_arguments(prior_arguments, self.space, self.likelihood)
 
+    def spectral(self) -> "PosteriorFn":
+        """The same posterior, in a form that makes many scalar priors cheap."""
+        return dataclasses.replace(self, structure=_spectral(self.structure))
+
     def at(self, arguments: PriorArguments) -> Posterior:
         """The posterior for checked hyperparameters."""
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
         return Posterior(self.mean, precision, self.space)
+
+
+@jax.jit
+def _spectral(structure: Structure) -> Structure:
+    return structure.spectral()
 
 
 @jax.jit

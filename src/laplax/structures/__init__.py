@@ -3,6 +3,7 @@
 from .._tree import pytree as pytree
 from .._tree import static as static
 from ._base import Precision as Precision
+from ._base import Projection as Projection
 from ._base import Structure as Structure
 from ._dense import Dense as Dense
 from ._dense import DensePrecision as DensePrecision

@@ -44,6 +44,16 @@ class Precision(abc.ABC):
     def logdet_ratio(self) -> jax.Array:
         """log det Lambda - log det T, without the cancellation of two large numbers."""
 
+    def covariance(self, jacobian: jax.Array) -> jax.Array:
+        """J Lambda^-1 J^T for each of n Jacobians, shape (n, C, P) to (n, C, C)."""
+        half = self.scale_t_mv(jacobian.reshape(-1, self.size).T).T.reshape(jacobian.shape)
+        return jnp.einsum("ncp,ndp->ncd", half, half)
+
+    def marginal(self, jacobian: jax.Array) -> jax.Array:
+        """The diagonals of `covariance`, shape (n, C)."""
+        half = self.scale_t_mv(jacobian.reshape(-1, self.size).T)
+        return jnp.sum(jnp.square(half), axis=0).reshape(jacobian.shape[:-1])
+
     def logdet(self) -> jax.Array:
         """log det Lambda."""
         return self.logdet_ratio() + self.prior_logdet()
@@ -56,6 +66,22 @@ class Precision(abc.ABC):
     def scale(self) -> Any:
         """L as this structure keeps it."""
         return self
+
+
+class Projection(abc.ABC):
+    """G seen through Jacobians: J (c G + tau I)^-1 J^T for any c and tau, without touching P again.
+
+    This is what makes a search over hyperparameters cheap: the basis goes through the Jacobians
+    once, every further point is a small product.
+    """
+
+    @abc.abstractmethod
+    def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C, C)."""
+
+    @abc.abstractmethod
+    def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C)."""
 
 
 class Structure(abc.ABC):
@@ -91,6 +117,17 @@ class Structure(abc.ABC):
         from ._dense import Dense
 
         return Dense(self.to_dense()).precision(c, prior)
+
+    def spectral(self) -> "Structure":
+        """The same G in a form whose posterior under T = tau I is elementwise."""
+        from ._low_rank import LowRank
+
+        values, vectors = jnp.linalg.eigh(self.to_dense())
+        return LowRank(vectors, jnp.maximum(values, 0))
+
+    def project(self, jacobian: jax.Array) -> Projection:
+        """Push the eigenbasis through Jacobians (n, C, P)."""
+        return self.spectral().project(jacobian)
 
 
 def columns(d: jax.Array, v: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import pytree
-from ._base import Precision, Structure, columns
+from ._base import Precision, Projection, Structure, columns
 
 
 @pytree
@@ -29,6 +29,30 @@ class Diagonal(Structure):
     def precision(self, c: jax.Array, prior: jax.Array) -> "DiagonalPrecision":
         """c d + t."""
         return DiagonalPrecision(c * self.values, prior)
+
+    def spectral(self) -> "Diagonal":
+        """It is diagonal as it is."""
+        return self
+
+    def project(self, jacobian: jax.Array) -> "DiagonalProjection":
+        """The basis is the identity: the Jacobians themselves."""
+        return DiagonalProjection(jacobian, self.values)
+
+
+@pytree
+class DiagonalProjection(Projection):
+    """J diag(c d + tau)^-1 J^T. For a whole grid of tau the marginals are one GEMM."""
+
+    jacobian: jax.Array
+    values: jax.Array
+
+    def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C, C)."""
+        return DiagonalPrecision(c * self.values, prior).covariance(self.jacobian)
+
+    def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C)."""
+        return DiagonalPrecision(c * self.values, prior).marginal(self.jacobian)
 
 
 @pytree
@@ -66,6 +90,10 @@ class DiagonalPrecision(Precision):
     def variance(self) -> jax.Array:
         """1 / (c d + t)."""
         return 1 / self._values
+
+    def marginal(self, jacobian: jax.Array) -> jax.Array:
+        """Squared Jacobians times variances, without a copy of the Jacobians."""
+        return jnp.square(jacobian) @ self.variance()
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c d / t)."""

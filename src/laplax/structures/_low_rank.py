@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
 
 from .._tree import pytree, static
-from ._base import Precision, Structure, columns
+from ._base import Precision, Projection, Structure, columns
 
 
 @pytree
@@ -49,6 +49,43 @@ class LowRank(Structure):
         white = factor / jnp.sqrt(prior)[:, None]
         inner = jnp.eye(self.rank, dtype=self.dtype) + white.T @ white
         return GeneralLowRank(white, jnp.linalg.cholesky(inner), prior, self.dense_scale)
+
+    def spectral(self) -> "LowRank":
+        """It is in its eigenbasis."""
+        return self
+
+    def project(self, jacobian: jax.Array) -> "SpectralProjection":
+        """J U, and J J^T for what lies outside of U."""
+        outside = None
+        if self.rank < self.size:
+            outside = jnp.einsum("ncp,ndp->ncd", jacobian, jacobian)
+        return SpectralProjection(jacobian @ self.basis, outside, self.eigenvalues)
+
+
+@pytree
+class SpectralProjection(Projection):
+    """J J^T / tau + J U [1 / (c S + tau) - 1 / tau] U^T J^T; without the first if U is complete."""
+
+    coordinates: jax.Array  # J U, (n, C, R)
+    outside: jax.Array | None  # J J^T, (n, C, C)
+    eigenvalues: jax.Array
+
+    def _weights(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        inside = 1 / (c * self.eigenvalues + prior)
+        return inside if self.outside is None else inside - 1 / prior
+
+    def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C, C)."""
+        scaled = self.coordinates * self._weights(c, prior)
+        inside = jnp.einsum("ncr,ndr->ncd", scaled, self.coordinates)
+        return inside if self.outside is None else inside + self.outside / prior
+
+    def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """Shape (n, C)."""
+        inside = jnp.square(self.coordinates) @ self._weights(c, prior)
+        if self.outside is None:
+            return inside
+        return inside + jnp.diagonal(self.outside, axis1=1, axis2=2) / prior
 
 
 @pytree
@@ -96,6 +133,23 @@ class IsotropicLowRank(Precision):
         if self.basis.shape[-1] == self.size:
             return squares @ inside
         return 1 / self.prior + squares @ (inside - 1 / self.prior)
+
+    def covariance(self, jacobian: jax.Array) -> jax.Array:
+        """Through the basis: J U is narrower than J."""
+        return self._projection(jacobian).covariance(jnp.ones_like(self.prior), self.prior)
+
+    def marginal(self, jacobian: jax.Array) -> jax.Array:
+        """Through the basis."""
+        projection = self._projection(jacobian)
+        if projection.outside is None:
+            return projection.marginal(jnp.ones_like(self.prior), self.prior)
+        inside = jnp.square(projection.coordinates) @ (
+            1 / (self.eigenvalues + self.prior) - 1 / self.prior
+        )
+        return inside + jnp.sum(jnp.square(jacobian), axis=-1) / self.prior
+
+    def _projection(self, jacobian: jax.Array) -> "SpectralProjection":
+        return LowRank(self.basis, self.eigenvalues).project(jacobian)
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c S / tau): P, not R, copies of log tau belong to the prior."""

@@ -1,0 +1,263 @@
+"""From moments of the output to the fields of a prediction, by likelihood and predictive."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from .. import predictives
+from .._enums import Predictive, Pushforward, as_member, near_miss
+from .._tree import pytree
+from ..likelihoods import (
+    Bernoulli,
+    Categorical,
+    Custom,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+)
+from ..metrics import mutual_information_per_example
+from ._prediction import FIELDS, Prediction
+
+BASE = ("map", "pred_mean", "pred_var", "pred_std")
+REGRESSION = (*BASE, "aleatoric_var", "total_var", "total_std")
+NEEDS_COV = (Predictive.MC_BRIDGE, Predictive.LAPLACE_BRIDGE, Predictive.MEAN_FIELD_2)
+
+
+@pytree
+class Moments:
+    """The output of a batch: shape (n, *out). What was not needed is None."""
+
+    map: jax.Array
+    mean: jax.Array
+    var: jax.Array | None
+    cov: jax.Array | None  # (n, *out, *out)
+    samples: jax.Array | None  # (S, n, *out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How fields are made: frozen configuration, checked before any work."""
+
+    likelihood: Likelihood
+    pushforward: Pushforward
+    predictive: Predictive | None
+    num_samples: int
+
+    @property
+    def regression(self) -> bool:
+        """Whether there is observation noise to add."""
+        return isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian)
+
+    @property
+    def classification(self) -> bool:
+        """Whether there are class probabilities."""
+        return isinstance(self.likelihood, Categorical | Bernoulli)
+
+    @property
+    def default_fields(self) -> tuple[str, ...]:
+        """What comes without asking."""
+        if self.regression:
+            return REGRESSION
+        if self.classification:
+            return (*BASE, "pred_act", "log_pred_act")
+        return BASE if isinstance(self.likelihood, Custom) else (*BASE, "pred_act")
+
+    @property
+    def allowed_fields(self) -> tuple[str, ...]:
+        """What can be asked for."""
+        extra = ["pred_cov", "samples"]
+        if self.classification:
+            extra += ["entropy", "mutual_information"]
+        if self.predictive is Predictive.LAPLACE_BRIDGE:
+            extra.append("dirichlet")
+        return (*self.default_fields, *extra)
+
+    def check_fields(self, fields: Sequence[str]) -> tuple[str, ...]:
+        """Refuse a field that this prediction does not have."""
+        for name in fields:
+            if name not in FIELDS:
+                raise ValueError(f"unknown field {name!r}{near_miss(name, self.allowed_fields)}")
+            if name not in self.allowed_fields:
+                raise ValueError(
+                    f"the field {name!r} ({FIELDS[name]}) does not exist for this likelihood "
+                    f"({self.likelihood.name}), pushforward ({self.pushforward}) and predictive "
+                    f"({self.predictive}); there are: {', '.join(self.allowed_fields)}"
+                )
+        return tuple(fields)
+
+    def needs_cov(self, fields: Sequence[str]) -> bool:
+        """Whether these fields need the covariance and not only the variance."""
+        categorical = isinstance(self.likelihood, Categorical)
+        probabilities = {"pred_act", "log_pred_act", "entropy"} & set(fields)
+        return (
+            "pred_cov" in fields
+            or (categorical and "mutual_information" in fields)
+            or (categorical and bool(probabilities) and self.predictive in NEEDS_COV)
+            or "dirichlet" in fields
+        )
+
+
+def make_recipe(
+    likelihood: Likelihood, pushforward: object, predictive: object, num_samples: int
+) -> Recipe:
+    """Resolve names and refuse combinations that do not exist."""
+    push = as_member(Pushforward, pushforward, "pushforward_type")
+    if num_samples < 1 or (push is Pushforward.NONLINEAR and num_samples < 2):
+        need = 2 if push is Pushforward.NONLINEAR else 1
+        raise ValueError(f"num_samples must be at least {need}; got {num_samples}")
+    choices = _choices(likelihood, push)
+    if predictive is None:
+        return Recipe(likelihood, push, choices[0] if choices else None, num_samples)
+    chosen = as_member(Predictive, predictive, "predictive_type")
+    if chosen not in choices:
+        allowed = ", ".join(choices) or "none: predictives make class probabilities"
+        raise ValueError(
+            f"predictive_type={str(chosen)!r} does not exist for loss_fn={likelihood.name!r} with "
+            f"pushforward_type={str(push)!r}; there is: {allowed}"
+        )
+    return Recipe(likelihood, push, chosen, num_samples)
+
+
+def _choices(likelihood: Likelihood, push: Pushforward) -> tuple[Predictive, ...]:
+    """Predictives for a likelihood, the default first."""
+    if isinstance(likelihood, Categorical):
+        if push is Pushforward.NONLINEAR:
+            return (Predictive.MC_BRIDGE,)
+        first = (Predictive.MEAN_FIELD_0, Predictive.MEAN_FIELD_1, Predictive.MEAN_FIELD_2)
+        return (*first, Predictive.LAPLACE_BRIDGE, Predictive.MC_BRIDGE)
+    if isinstance(likelihood, Bernoulli):
+        if push is Pushforward.NONLINEAR:
+            return (Predictive.MC_BRIDGE,)
+        return (Predictive.PROBIT, Predictive.MC_BRIDGE)
+    return ()
+
+
+def make_fields(
+    recipe: Recipe,
+    moments: Moments,
+    sigma_squared: jax.Array,
+    key: jax.Array,
+    fields: Sequence[str],
+) -> Prediction:
+    """Only what is asked for: every field is a closure, called on demand."""
+    makers = _makers(recipe, moments, sigma_squared, key)
+    return Prediction({name: makers[name]() for name in fields})
+
+
+def _makers(
+    recipe: Recipe, moments: Moments, sigma_squared: jax.Array, key: jax.Array
+) -> dict[str, Callable[[], jax.Array]]:
+    likelihood = recipe.likelihood
+    heads = isinstance(likelihood, HeteroscedasticGaussian)
+
+    def shown(x: jax.Array | None) -> jax.Array:
+        """The quantity that is compared with y: the mean head, where there are two."""
+        assert x is not None
+        return x[..., 0] if heads else x
+
+    def aleatoric() -> jax.Array:
+        if not heads:
+            return jnp.broadcast_to(sigma_squared.astype(moments.mean.dtype), moments.mean.shape)
+        # The mean of a log-normal: the variance head is uncertain too.
+        assert moments.var is not None
+        return jnp.exp(moments.mean[..., 1] + 0.5 * moments.var[..., 1])
+
+    def total() -> jax.Array:
+        return shown(moments.var) + aleatoric()
+
+    def covariance() -> jax.Array:
+        assert moments.cov is not None
+        if not heads:
+            return moments.cov
+        axis = moments.mean.ndim - 1
+        return jnp.take(moments.cov[..., 0], 0, axis=axis)
+
+    def log_act() -> jax.Array:
+        return log_probabilities(recipe, moments, key)
+
+    def act() -> jax.Array:
+        if isinstance(likelihood, Categorical):
+            return jnp.exp(log_act())
+        if isinstance(likelihood, Bernoulli):
+            return jnp.exp(log_act()[..., 1])
+        if moments.samples is not None and recipe.pushforward is Pushforward.NONLINEAR:
+            return jnp.mean(likelihood.link(moments.samples), axis=0)
+        assert moments.var is not None
+        return likelihood.link(moments.mean + 0.5 * moments.var)  # log link: a log-normal's mean
+
+    def information() -> jax.Array:
+        return mutual_information_per_example(_two_class(likelihood, logits(recipe, moments, key)))
+
+    return {
+        "map": lambda: shown(moments.map),
+        "pred_mean": lambda: shown(moments.mean),
+        "pred_var": lambda: shown(moments.var),
+        "pred_std": lambda: jnp.sqrt(shown(moments.var)),
+        "pred_cov": covariance,
+        "samples": lambda: shown(moments.samples),
+        "aleatoric_var": aleatoric,
+        "total_var": total,
+        "total_std": lambda: jnp.sqrt(total()),
+        "pred_act": act,
+        "log_pred_act": log_act,
+        "entropy": lambda: -jnp.sum(jnp.exp(log_act()) * log_act(), axis=-1),
+        "mutual_information": information,
+        "dirichlet": lambda: predictives.laplace_bridge_dirichlet(
+            moments.mean, event_covariance(moments)
+        ),
+    }
+
+
+def event_covariance(moments: Moments) -> jax.Array:
+    """(n, *batch, C, *batch, C) to (n, *batch, C, C): each event with itself."""
+    assert moments.cov is not None
+    shape = moments.mean.shape
+    n, classes = shape[0], shape[-1]
+    events = moments.mean[0].size // classes
+    cov = moments.cov.reshape(n, events, classes, events, classes)
+    own = jnp.diagonal(cov, axis1=1, axis2=3)  # (n, C, C, events)
+    return jnp.moveaxis(own, -1, 1).reshape(*shape, classes)
+
+
+def logits(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
+    """Sampled logits: those of the sampled networks, or draws from their Gaussian."""
+    if recipe.pushforward is Pushforward.NONLINEAR:
+        assert moments.samples is not None
+        return moments.samples
+    if isinstance(recipe.likelihood, Bernoulli):
+        assert moments.var is not None
+        noise = jax.random.normal(key, (recipe.num_samples,), moments.mean.dtype)
+        noise = noise.reshape(-1, *(1,) * moments.mean.ndim)
+        return moments.mean + noise * jnp.sqrt(moments.var)
+    cov = event_covariance(moments)
+    # The same draws for every input, so that a search compares hyperparameters, not noise.
+    noise_key = jax.random.fold_in(key, 1)
+    return predictives.gaussian_samples(noise_key, moments.mean, cov, recipe.num_samples)
+
+
+def _two_class(likelihood: Likelihood, samples: jax.Array) -> jax.Array:
+    """Logits of zero and one, so that binary outputs are classes on the last axis."""
+    if not isinstance(likelihood, Bernoulli):
+        return samples
+    return jnp.stack([jnp.zeros_like(samples), samples], axis=-1)
+
+
+def log_probabilities(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
+    """Log class probabilities on the last axis."""
+    mean, var, predictive = moments.mean, moments.var, recipe.predictive
+    if predictive is Predictive.MC_BRIDGE:
+        samples = _two_class(recipe.likelihood, logits(recipe, moments, key))
+        return predictives.log_mc_bridge(samples)
+    if predictive is Predictive.LAPLACE_BRIDGE:
+        return predictives.log_laplace_bridge(mean, event_covariance(moments))
+    if predictive is Predictive.MEAN_FIELD_2:
+        return predictives.log_mean_field_2(mean, event_covariance(moments))
+    assert var is not None
+    if predictive is Predictive.PROBIT:
+        one, zero = predictives.log_probit(mean, var), predictives.log_probit(-mean, var)
+        return jnp.stack([zero, one], axis=-1)
+    if predictive is Predictive.MEAN_FIELD_1:
+        return predictives.log_mean_field_1(mean, var)
+    return predictives.log_mean_field_0(mean, var)

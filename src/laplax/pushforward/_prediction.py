@@ -1,0 +1,61 @@
+"""What a predictive returns: a mapping that is a pytree, with attribute access."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+FIELDS = {
+    "map": "output at the MAP weights",
+    "pred_mean": "mean of the output",
+    "pred_var": "epistemic variance of the output",
+    "pred_std": "its root",
+    "pred_cov": "epistemic covariance of the output",
+    "samples": "sampled outputs, coherent functions, sample axis first",
+    "aleatoric_var": "variance of the observation noise",
+    "total_var": "epistemic plus aleatoric variance",
+    "total_std": "its root",
+    "pred_act": "mean of y: class probabilities, probabilities of one, rates",
+    "log_pred_act": "log class probabilities (binary: log p of zero and one on the last axis)",
+    "entropy": "entropy of the class probabilities",
+    "mutual_information": "entropy that more data could remove",
+    "dirichlet": "the concentrations of the Laplace bridge",
+}
+
+
+@jax.tree_util.register_pytree_node_class
+class Prediction(Mapping[str, jax.Array]):
+    """Fields of a prediction, as `prediction["pred_mean"]` or `prediction.pred_mean`."""
+
+    def __init__(self, fields: Mapping[str, jax.Array]) -> None:
+        self._fields = dict(fields)
+
+    def __getitem__(self, name: str) -> jax.Array:
+        return self._fields[name]
+
+    def __getattr__(self, name: str) -> jax.Array:
+        fields = self.__dict__.get("_fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(
+            f"this prediction has no field {name!r}; it has {', '.join(fields)}. Ask for more: "
+            "prob_predictive(input, fields=[...])"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Prediction({', '.join(f'{k}: {v.shape}' for k, v in self._fields.items())})"
+
+    def tree_flatten(self) -> tuple[tuple[jax.Array, ...], tuple[str, ...]]:
+        """Numbers and names."""
+        return tuple(self._fields.values()), tuple(self._fields)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Prediction":
+        """From numbers and names."""
+        return cls(dict(zip(names, values, strict=True)))

@@ -1,0 +1,172 @@
+"""`set_prob_predictive(prior_arguments) -> prob_predictive(input) -> Prediction`."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._data import _to_array
+from .._model import Model, check_signature, model_cost
+from .._tree import PyTree, pytree, static
+from ..curvature._operator import MEMORY_BUDGET
+from ..posterior import Posterior, PosteriorFn
+from ._fields import Recipe, make_fields, make_recipe
+from ._moments import bytes_per_example, jacobian, map_chunks, moments_of
+from ._prediction import Prediction
+
+
+@pytree
+class ProbPredictive:
+    """The predictive distribution for fixed hyperparameters. A pytree: it jits and vmaps."""
+
+    posterior: Posterior
+    sigma_squared: jax.Array
+    key: jax.Array
+    model: Model = static()
+    recipe: Recipe = static()
+    input_ndims: tuple[int, ...] = static()
+    memory_budget: int = static(default=MEMORY_BUDGET)
+
+    def __call__(self, input: PyTree, fields: Sequence[str] | None = None) -> Prediction:
+        """Fields of the prediction for one input or a batch of them.
+
+        Only `fields` are computed; by default those that cost no more than the variance.
+        """
+        chosen = self.recipe.default_fields if fields is None else fields
+        names = self.recipe.check_fields(list(chosen))
+        batch, single = self._as_batch(input)
+        prediction = _predict(self, batch, names)
+        if not single:
+            return prediction
+        return Prediction(
+            {name: x[:, 0] if name == "samples" else x[0] for name, x in prediction.items()}
+        )
+
+    def kernel(self, input: PyTree, other: PyTree | None = None) -> jax.Array:
+        """k(x, x') = J(x) Lambda^-1 J(x')^T over batches, shape (n, C, m, C).
+
+        With one argument it is the joint covariance of the outputs at several inputs.
+        """
+        first = self._as_batch(input)[0]
+        second = first if other is None else self._as_batch(other)[0]
+        return _kernel(self, first, second)
+
+    def _as_batch(self, input: PyTree) -> tuple[PyTree, bool]:
+        arrays = jax.tree.map(functools.partial(_to_array, "input"), input)
+        ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(arrays))
+        if ndims == self.input_ndims:
+            return jax.tree.map(lambda x: x[None], arrays), True
+        if ndims == tuple(n + 1 for n in self.input_ndims):
+            return arrays, False
+        raise ValueError(
+            f"input has {ndims} axes, leaf by leaf; one input of the training data has "
+            f"{self.input_ndims}, a batch of them one more"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
+    p, recipe = predictive, predictive.recipe
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
+    out = jax.eval_shape(p.model.one, example, p.posterior.mean).shape
+    cost = model_cost(p.model, p.posterior.mean, example).activation_bytes
+    size = max(1, p.memory_budget // bytes_per_example(recipe, p.posterior.space, cost, out))
+
+    def chunk(part: PyTree) -> Prediction:
+        moments = moments_of(recipe)(recipe, p.model, p.posterior, p.key, part, fields)
+        made = make_fields(recipe, moments, p.sigma_squared, p.key, fields)
+        return _samples_inside(made, 0, 1)
+
+    return _samples_inside(map_chunks(chunk, batch, size), 1, 0)
+
+
+def _samples_inside(prediction: Prediction, source: int, target: int) -> Prediction:
+    """Chunks are joined on the first axis, so the axis of samples has to step aside."""
+    fields = dict(prediction)
+    if "samples" in fields:
+        fields["samples"] = jnp.moveaxis(fields["samples"], source, target)
+    return Prediction(fields)
+
+
+@jax.jit
+def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Array:
+    posterior = predictive.posterior
+    J1 = jacobian(predictive.model, posterior.mean, posterior.space, first)
+    J2 = jacobian(predictive.model, posterior.mean, posterior.space, second)
+    solved = posterior.precision.solve(J2.reshape(-1, posterior.space.size).T)
+    flat = J1.reshape(-1, posterior.space.size) @ solved
+    return flat.reshape(*J1.shape[:2], *J2.shape[:2])
+
+
+@pytree
+class SetProbPredictive:
+    """`set_prob_predictive(prior_arguments) -> prob_predictive`.
+
+    `trace` is the record of the search that made it, if there was one.
+    """
+
+    posterior_fn: PosteriorFn
+    key: jax.Array
+    model: Model = static()
+    recipe: Recipe = static()
+    memory_budget: int = static(default=MEMORY_BUDGET)
+    trace: Any = None
+
+    def __call__(self, prior_arguments: Mapping[str, Any]) -> ProbPredictive:
+        """The predictive distribution under these hyperparameters; nothing is refitted."""
+        arguments = self.posterior_fn.parse(prior_arguments)
+        return ProbPredictive(
+            self.posterior_fn(prior_arguments),
+            arguments.sigma_squared,
+            self.key,
+            self.model,
+            self.recipe,
+            self.posterior_fn.input_ndims,
+            self.memory_budget,
+        )
+
+
+def predictive(
+    posterior_fn: PosteriorFn,
+    model_fn: Callable[..., jax.Array],
+    *,
+    pushforward_type: str = "linear",
+    predictive_type: str | None = None,
+    num_samples: int = 100,
+    key: jax.Array | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> SetProbPredictive:
+    """Push a posterior through the network.
+
+    Args:
+        posterior_fn: From `laplace`.
+        model_fn: The same model.
+        pushforward_type: `"linear"` (the linearised network, closed form) or `"nonlinear"`
+            (sampled networks).
+        predictive_type: How logits become class probabilities: `"mc_bridge"`,
+            `"laplace_bridge"`, `"mean_field_0"`, `"mean_field_1"`, `"mean_field_2"`;
+            `"probit"` for binary outputs. None takes the likelihood's default.
+        num_samples: Sampled networks, or sampled logits for `"mc_bridge"`.
+        key: Seeds the samples, `jax.random.key(0)` if not given; equal keys, equal functions.
+        memory_budget: Bytes of temporaries that a chunk of inputs may need.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax import laplace
+        >>> x = jnp.linspace(0.0, 1.0, 5)
+        >>> model_fn = lambda input, params: params["a"] * input
+        >>> posterior_fn, _ = laplace(
+        ...     model_fn, {"a": jnp.asarray(2.0)}, (x, 2 * x), loss_fn="mse"
+        ... )
+        >>> set_prob_predictive = predictive(posterior_fn, model_fn)
+        >>> prob_predictive = set_prob_predictive({"prior_prec": 1.0, "sigma_squared": 0.1})
+        >>> print(f"{prob_predictive(jnp.asarray(2.0)).pred_mean:.2f}")
+        4.00
+    """
+    check_signature(model_fn)
+    recipe = make_recipe(posterior_fn.likelihood, pushforward_type, predictive_type, num_samples)
+    chosen = jax.random.key(0) if key is None else key
+    model = Model(model_fn, posterior_fn.vmap_over_data)
+    return SetProbPredictive(posterior_fn, chosen, model, recipe, memory_budget)
