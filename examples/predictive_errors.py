@@ -6,6 +6,7 @@ Every cell is over `NUM_GAUSSIANS` random Gaussians with means from N(0, 2^2). C
 Wishart matrices scaled to the stated average variance, then multiples of I. Three minutes.
 """
 
+import functools
 import zlib
 
 import jax
@@ -77,18 +78,25 @@ def monte_carlo(rng, mean, cov, num_samples=NUM_SAMPLES):
     return average, np.sqrt(spread / num_samples)
 
 
-def absolute_errors(num_classes, variance, number=NUM_GAUSSIANS, correlated=True):
-    """Method -> absolute errors (number, C), and the largest standard error of the reference."""
+@functools.cache
+def reference(num_classes, variance, number=NUM_GAUSSIANS, correlated=True):
+    """The Gaussians of a cell: means, covariances, E[softmax(z)] and its standard errors."""
     # One stream per Gaussian: the first few of a cell are the same, however many are computed.
     seed = zlib.crc32(f"{num_classes} {variance} {correlated}".encode())
-    streams = [np.random.default_rng([seed, index]) for index in range(number)]
-    drawn = [gaussian(rng, num_classes, variance, correlated) for rng in streams]
-    reference = [monte_carlo(rng, *moments) for rng, moments in zip(streams, drawn, strict=True)]
-    mean, cov = (np.stack(moments) for moments in zip(*drawn, strict=True))
-    exact = np.stack([average for average, _ in reference])
-    noise = max(float(error.max()) for _, error in reference)
+    rows = []
+    for index in range(number):
+        rng = np.random.default_rng([seed, index])
+        moments = gaussian(rng, num_classes, variance, correlated)
+        rows.append((*moments, *monte_carlo(rng, *moments)))
+    return tuple(np.stack(column) for column in zip(*rows, strict=True))
+
+
+def absolute_errors(num_classes, variance, number=NUM_GAUSSIANS, correlated=True):
+    """Method -> absolute errors (number, C), and the largest standard error of the reference."""
+    mean, cov, exact, noise = reference(num_classes, variance, number, correlated)
     found = _all_methods(jnp.asarray(mean), jnp.asarray(cov))
-    return {name: np.abs(np.asarray(probs) - exact) for name, probs in found.items()}, noise
+    errors = {name: np.abs(np.asarray(probs) - exact) for name, probs in found.items()}
+    return errors, float(noise.max())
 
 
 def print_table(correlated):

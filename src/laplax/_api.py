@@ -13,7 +13,7 @@ from ._problem import Problem, make_problem
 from ._tree import ParamSpace, PyTree, is_concrete
 from .curvature._kinds import Curvature, curvature_class
 from .curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
-from .estimators import Estimator, estimator_class
+from .estimators import ESTIMATORS, Estimator, estimator_class
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate, PosteriorFn
 from .structures import Structure
@@ -133,7 +133,7 @@ def curvature_mv(
 
 
 def _operator(problem: Problem, measured: Curvature) -> CurvatureOperator:
-    measured.check(problem.likelihood, problem.output)
+    measured.check(problem)
     space = ParamSpace.of(problem.params)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     cost = model_cost(problem.model, problem.params, problem.first.example()[0])
@@ -157,15 +157,26 @@ def _resolve(
             what = "curvature" if base is Curvature else "curv_type"
             raise TypeError(f"{what} must be a name or an object; got {given!r}")
     classes = [maker for maker in makers if isinstance(maker, type)]
-    allowed = [field.name for cls in classes for field in dataclasses.fields(cls)]
+    allowed = [name for cls in classes for name in _field_names(cls)]
+    for name in options:
+        homes = [key for key, cls in ESTIMATORS.items() if name in _field_names(cls)]
+        if name not in allowed and homes:
+            raise ValueError(
+                f"option {name!r} belongs to curv_type={' or '.join(map(repr, homes))}; this fit has "
+                f"curvature={curvature!r}, curv_type={curv_type!r}. The options of an object go "
+                "into its own constructor."
+            )
     check_names(options, allowed, "option")
     built = [_build(m, options) if isinstance(m, type) else m for m in makers]
     return built[0], built[1]
 
 
+def _field_names(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
 def _build(cls: Any, options: dict[str, Any]) -> Any:
-    names = [field.name for field in dataclasses.fields(cls)]
-    given = {name: options[name] for name in names if name in options}
+    given = {name: options[name] for name in _field_names(cls) if name in options}
     _check_required(cls, given)
     return cls(**given)
 
@@ -195,6 +206,7 @@ def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
     if is_concrete(arrays) and not all(bool(jnp.isfinite(x).all()) for x in arrays):
         raise ValueError(
             "the curvature is not finite although parameters and data are: the model or its "
-            "derivatives overflow (or, for a callable loss, its Hessian in the output has negative "
-            "eigenvalues). Look at the model's outputs on the training data."
+            "derivatives overflow. Look at the model's outputs on the training data. (A callable "
+            "loss gives this too where its Hessian in the output has negative eigenvalues: "
+            "loss_fn=Custom(loss, indefinite='clip') counts them as zero.)"
         )

@@ -80,7 +80,8 @@ class Loader:
             try:
                 raw = next(iterator)
             except StopIteration:
-                raise ValueError("the data loader is empty: it gave no batch") from None
+                spent = " (a spent iterator gives none: hand over a new one)" * self.one_shot
+                raise ValueError(f"the data loader is empty: it gave no batch{spent}") from None
             self._first, self._ahead = as_batch(raw), itertools.chain([raw], iterator)
         return self._first
 

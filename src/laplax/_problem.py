@@ -47,7 +47,7 @@ def make_problem(
     def validate(batch: Batch) -> None:
         _check_shapes(likelihood, output, batch)
         if is_concrete(batch):
-            _check_values(model, params, likelihood, output, batch)
+            likelihood.check_target_values(output.shape, batch.target)
 
     if isinstance(checked, Loader):
         checked.validate = validate
@@ -96,24 +96,3 @@ def _check_shapes(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: B
             f"the weight of one example has shape {given}; it must be a number or match the "
             f"leading axes of the observations of one example, {events}"
         )
-
-
-def _check_values(
-    model: Model,
-    params: PyTree,
-    likelihood: Likelihood,
-    output: jax.ShapeDtypeStruct,
-    batch: Batch,
-) -> None:
-    if not isinstance(likelihood, Custom):
-        likelihood.check_target_values(output.shape, batch.target)
-    elif likelihood.indefinite == "error" and is_concrete(params):
-        few = batch.slice(0, min(batch.num_examples, 64))
-        f = model.batch(few.input, params)
-        smallest = float(jnp.min(jax.vmap(likelihood.smallest_eigenvalue)(f, few.target)))
-        if smallest < -1e-4:
-            raise ValueError(
-                "the Hessian of loss_fn in the output has negative eigenvalues (smallest "
-                f"{smallest:.3g} of the largest), so the GGN is not positive semi-definite. Choose "
-                "what that means: loss_fn=Custom(loss, indefinite='clip') counts them as zero."
-            )

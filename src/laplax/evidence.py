@@ -11,7 +11,7 @@ from ._data import Batch, Chunking, fold
 from ._model import Model, model_cost
 from ._problem import make_problem
 from ._tree import PyTree, is_concrete
-from .curvature._operator import MEMORY_BUDGET
+from .curvature._operator import MEMORY_BUDGET, subset_scale
 from .likelihoods import DataFit, Likelihood, as_likelihood
 from .posterior import PosteriorFn
 
@@ -42,7 +42,7 @@ def data_fit(
     fit = fold(_add_fit, start, problem.data, chunking, *args)
     if num_total_samples is None:
         return fit
-    scale = jnp.asarray(num_total_samples / problem.data.num_counted, zero.dtype)
+    scale = jnp.asarray(subset_scale(num_total_samples, problem.data.num_counted), zero.dtype)
     return jax.tree.map(lambda part: scale * part, fit)
 
 
@@ -118,10 +118,11 @@ def effective_parameters(
 
 def _check_same_params(posterior_fn: PosteriorFn, params: PyTree) -> None:
     space = posterior_fn.space
-    if jax.tree.structure(params) != space.treedef:
+    shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(params))
+    if jax.tree.structure(params) != space.treedef or shapes != space.shapes:
         raise ValueError(
-            f"params do not match the posterior's: {jax.tree.structure(params)} against "
-            f"{space.treedef}"
+            f"params do not match the posterior's: {jax.tree.structure(params)} with shapes "
+            f"{shapes} against {space.treedef} with {space.shapes}"
         )
     if not is_concrete(params, posterior_fn.mean):
         return

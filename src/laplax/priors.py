@@ -91,10 +91,10 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
     template = jax.tree.unflatten(space.treedef, list(range(len(space.shapes))))
     try:
         full = jax.tree.leaves(jax.tree.broadcast(prefix, template))
-    except ValueError as error:
+    except ValueError:
         raise ValueError(
-            f"{name} must be a number, or a pytree that matches params from the top: "
-            f"{space.treedef}. {error}"
+            f"{name} must be a number, or a pytree that matches params from the top; params are "
+            f"{space.treedef}, given was {jax.tree.structure(prefix)}"
         ) from None
     names, parts = leaf_names(template), []
     for leaf, shape, path in zip(full, space.shapes, names, strict=True):

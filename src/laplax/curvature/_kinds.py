@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
-from .._tree import PyTree, pytree, static
-from ..likelihoods import Likelihood, weigh
+from .._problem import Problem
+from .._tree import PyTree, is_concrete, pytree, static
+from ..likelihoods import Custom, Likelihood, weigh
 from ..likelihoods._custom import POLICIES
 
 
@@ -32,7 +33,7 @@ class Curvature(abc.ABC):
         """`"clip"` or `"error"`. Those of a positive semi-definite curvature are rounding."""
         return "clip"
 
-    def check(self, likelihood: Likelihood, f: jax.ShapeDtypeStruct) -> None:
+    def check(self, problem: Problem) -> None:
         """Raise before work starts if this curvature does not exist for the likelihood."""
         return
 
@@ -68,9 +69,13 @@ class OuterProductCurvature(Curvature):
         f, push = jax.linearize(lambda p: model.batch(batch.input, p), params)
         pull = jax.linear_transpose(push, params)
 
+        # The root of the weight on either side: S S^T couples events whose weights differ.
+        root = None if batch.weight is None else jnp.sqrt(batch.weight)
+        output_mv = jax.vmap(functools.partial(self.output_mv, likelihood))
+
         def one(v: PyTree) -> PyTree:
-            mv = functools.partial(self.output_mv, likelihood)
-            return pull(weigh(jax.vmap(mv)(f, batch.target, batch.index, push(v)), batch.weight))[0]
+            Hv = output_mv(f, batch.target, batch.index, weigh(push(v), root))
+            return pull(weigh(Hv, root))[0]
 
         return jax.vmap(one)(V)
 
@@ -79,6 +84,23 @@ class OuterProductCurvature(Curvature):
 @dataclasses.dataclass(frozen=True)
 class GGN(OuterProductCurvature):
     """Generalised Gauss-Newton: S S^T = H, the likelihood's Hessian in f."""
+
+    def check(self, problem: Problem) -> None:
+        """A callable loss must be convex in the output, or say what to do where it is not."""
+        likelihood, first = problem.likelihood, problem.first
+        if not isinstance(likelihood, Custom) or likelihood.indefinite != "error":
+            return
+        if not is_concrete(problem.params, first):
+            return
+        few = first.slice(0, min(first.num_examples, 64))
+        f = problem.model.batch(few.input, problem.params)
+        smallest = float(jnp.min(jax.vmap(likelihood.smallest_eigenvalue)(f, few.target)))
+        if smallest < -1e-4:
+            raise ValueError(
+                "the Hessian of loss_fn in the output has negative eigenvalues (smallest "
+                f"{smallest:.3g} of the largest), so the GGN is not positive semi-definite. Choose "
+                "what that means: loss_fn=Custom(loss, indefinite='clip') counts them as zero."
+            )
 
     def factor(
         self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array
@@ -120,9 +142,9 @@ class FisherMC(OuterProductCurvature):
         if isinstance(self.mc_samples, int) and self.mc_samples < 1:
             raise ValueError(f"mc_samples must be at least 1; got {self.mc_samples}")
 
-    def check(self, likelihood: Likelihood, f: jax.ShapeDtypeStruct) -> None:
+    def check(self, problem: Problem) -> None:
         """The likelihood must be able to sample."""
-        jax.eval_shape(likelihood.sample, jax.random.key(0), f)
+        jax.eval_shape(problem.likelihood.sample, jax.random.key(0), problem.output)
 
     def factor(
         self, likelihood: Likelihood, f: jax.Array, y: PyTree, index: jax.Array

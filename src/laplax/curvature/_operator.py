@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._data import Batch, Chunking, Data, Loader, fold
 from .._model import Model, ModelCost
-from .._tree import ParamSpace, PyTree, pytree, static
+from .._tree import ParamSpace, PyTree, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 
@@ -104,11 +104,11 @@ class CurvatureOperator:
 
     @property
     def scale(self) -> Any:
-        """num_total_samples / num_curv_samples: the one place that computes it."""
+        """num_total_samples / num_curv_samples."""
         if self.num_total_samples is None:
             return 1.0
         seen = self.num_curv_samples or self.data.num_counted
-        return self.num_total_samples / seen
+        return subset_scale(self.num_total_samples, seen)
 
     def require_passes(self, why: str) -> None:
         """Refuse one-shot data before work starts."""
@@ -145,3 +145,10 @@ class CurvatureOperator:
         chunking = self.chunking(per_row * self.rows_per_example)
         total = fold(step, carry, self.data, chunking, self.local)
         return total * jnp.asarray(self.scale, total.dtype)
+
+
+def subset_scale(total: int, seen: int | jax.Array) -> float | jax.Array:
+    """What a sum over `seen` examples is multiplied with to stand for `total`."""
+    if is_concrete(seen) and int(seen) == 0:
+        raise ValueError("every example has weight 0: there is nothing to scale up")
+    return total / seen

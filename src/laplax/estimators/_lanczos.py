@@ -43,7 +43,7 @@ class Lanczos(Estimator):
         basis, alpha, beta = tridiagonalise(operator, steps, key)
         values, vectors, residuals = _ritz(basis, alpha, beta, rank)
         values = settle_negative(values, operator)
-        kept = residuals <= self.tol * values
+        kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
         return LowRank(vectors, jnp.where(kept, values, 0)), diagnostics
 

@@ -1,0 +1,141 @@
+"""Calibration errors: how far confidence is from accuracy, bin by bin.
+
+Confidence is the largest class probability. With equal-width bins the sums per bin stream; bins
+of equal mass need the order of all examples, whose values are collected.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ._streaming import Metric
+from ._targets import label_of
+
+
+class Bins(NamedTuple):
+    """Sums per bin (num_bins,): examples, their confidences, how many of them are right."""
+
+    examples: jax.Array
+    confidence: jax.Array
+    correct: jax.Array
+
+
+def ece(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
+    """Expected calibration error, over bins (lo, hi] of equal width on [0, 1].
+
+    >>> f"{ece(jnp.array([[0.75, 0.25], [0.75, 0.25]]), jnp.array([0, 1])):.2f}"
+    '0.25'
+    """
+    return ece_metric(num_bins)(pred_act, target)
+
+
+def mce(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
+    """Maximum calibration error: the largest gap of a bin that is not empty.
+
+    >>> f"{mce(jnp.array([[0.75, 0.25], [1.0, 0.0]]), jnp.array([0, 0])):.2f}"
+    '0.25'
+    """
+    return mce_metric(num_bins)(pred_act, target)
+
+
+def adaptive_ece(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
+    """Expected calibration error over bins of equal mass.
+
+    Examples are sorted by confidence and cut into bins whose sizes differ by at most one (the
+    larger ones first). Examples of equal confidence share their accuracy, so that the result
+    does not depend on the order of the data.
+
+    >>> f"{adaptive_ece(jnp.array([[0.75, 0.25], [0.75, 0.25]]), jnp.array([0, 1])):.2f}"
+    '0.25'
+    """
+    return adaptive_ece_metric(num_bins)(pred_act, target)
+
+
+def ece_metric(num_bins: int = 15) -> Metric:
+    """`ece` for another number of bins, as a streaming metric.
+
+    >>> ece_metric(10).fields
+    ('pred_act', 'target')
+    """
+    return Metric(functools.partial(_bin_sums, num_bins=_positive(num_bins)), _expected_gap)
+
+
+def mce_metric(num_bins: int = 15) -> Metric:
+    """`mce` for another number of bins, as a streaming metric.
+
+    >>> mce_metric(10).fields
+    ('pred_act', 'target')
+    """
+    return Metric(functools.partial(_bin_sums, num_bins=_positive(num_bins)), _largest_gap)
+
+
+def adaptive_ece_metric(num_bins: int = 15) -> Metric:
+    """`adaptive_ece` for another number of bins, as a streaming metric.
+
+    >>> adaptive_ece_metric(10).collect
+    True
+    """
+    finalise = functools.partial(_equal_mass_gap, num_bins=_positive(num_bins))
+    return Metric(_confidence_and_correct, finalise, collect=True)
+
+
+def _confidence_and_correct(pred_act: ArrayLike, target: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    pred_act = jnp.asarray(pred_act)
+    correct = pred_act.argmax(axis=-1) == label_of(target, pred_act)
+    return pred_act.max(axis=-1).ravel(), correct.ravel().astype(pred_act.dtype)
+
+
+def _bin_sums(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> Bins:
+    confidence, correct = _confidence_and_correct(pred_act, target)
+    edges = jnp.asarray(np.linspace(0.0, 1.0, num_bins + 1), confidence.dtype)
+    # The first edge not below the confidence closes its bin (lo, hi]; 1 + round-off is still 1.
+    index = jnp.clip(jnp.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    return _sums(index, confidence, correct, num_bins)
+
+
+def _sums(index: jax.Array, confidence: jax.Array, correct: jax.Array, num_bins: int) -> Bins:
+    add = functools.partial(jax.ops.segment_sum, segment_ids=index, num_segments=num_bins)
+    return Bins(add(jnp.ones_like(confidence)), add(confidence), add(correct))
+
+
+def _expected_gap(bins: Bins) -> jax.Array:
+    return jnp.abs(bins.correct - bins.confidence).sum() / bins.examples.sum()
+
+
+def _largest_gap(bins: Bins) -> jax.Array:
+    gap = jnp.abs(bins.correct - bins.confidence) / jnp.maximum(bins.examples, 1)
+    return jnp.where(bins.examples.sum() > 0, gap.max(), jnp.nan)
+
+
+def _equal_mass_gap(values: tuple[jax.Array, jax.Array], *, num_bins: int) -> jax.Array:
+    order = jnp.argsort(values[0])
+    confidence, correct = values[0][order], values[1][order]
+    correct = _mean_within_ties(confidence, correct)
+    quotient, rest = divmod(confidence.size, num_bins)
+    sizes = quotient + (np.arange(num_bins) < rest)
+    index = jnp.asarray(np.repeat(np.arange(num_bins), sizes))
+    return _expected_gap(_sums(index, confidence, correct, num_bins))
+
+
+def _mean_within_ties(confidence: jax.Array, correct: jax.Array) -> jax.Array:
+    """Replace `correct` by its mean over each run of equal (sorted) confidences."""
+    size = confidence.size
+    is_new = jnp.concatenate([jnp.zeros(min(size, 1), bool), confidence[1:] != confidence[:-1]])
+    run = jnp.cumsum(is_new)
+    runs = _sums(run, confidence, correct, size)
+    return (runs.correct / jnp.maximum(runs.examples, 1))[run]
+
+
+def _positive(num_bins: int) -> int:
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    return num_bins
+
+
+ECE = ece_metric()
+MCE = mce_metric()
+ADAPTIVE_ECE = adaptive_ece_metric()

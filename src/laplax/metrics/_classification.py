@@ -1,0 +1,162 @@
+"""Metrics of classification, from class probabilities over the last axis.
+
+Targets are integer labels of the shape of the batch, or class probabilities of the shape of the
+predictions; where a single class is needed, the latter count as their arg max. The NLL is the
+log-probability of the label, never a density of the logits.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import entr
+from jax.typing import ArrayLike
+
+from ._streaming import Mean, Metric, mean_of, mean_value
+from ._targets import label_of, log_prob_of, one_hot_of
+
+
+def accuracy(pred_act: ArrayLike, target: ArrayLike) -> jax.Array:
+    """Fraction of examples whose most probable class is the target's; ties go to the first class.
+
+    >>> float(accuracy(jnp.array([[0.9, 0.1], [0.2, 0.8]]), jnp.array([0, 0])))
+    0.5
+    """
+    return ACCURACY(pred_act, target)
+
+
+def top_k_accuracy(pred_act: ArrayLike, target: ArrayLike, *, k: int = 5) -> jax.Array:
+    """Fraction of examples whose target is among the k most probable classes.
+
+    >>> float(top_k_accuracy(jnp.array([[0.5, 0.3, 0.2]]), jnp.array([1]), k=2))
+    1.0
+    """
+    return top_k_accuracy_metric(k)(pred_act, target)
+
+
+def nll_from_log_probs(log_pred_act: ArrayLike, target: ArrayLike) -> jax.Array:
+    """Mean negative log-probability of the target; finite wherever the logarithms are.
+
+    For probability targets it is the cross-entropy -sum_c y_c log p_c.
+
+    >>> f"{nll_from_log_probs(jnp.log(jnp.array([[0.5, 0.5]])), jnp.array([1])):.4f}"
+    '0.6931'
+    """
+    return NLL_FROM_LOG_PROBS(log_pred_act, target)
+
+
+def cross_entropy(pred_act: ArrayLike, target: ArrayLike) -> jax.Array:
+    """`nll_from_log_probs` of probabilities; infinite where one underflowed to 0.
+
+    >>> f"{cross_entropy(jnp.array([[0.5, 0.5]]), jnp.array([1])):.4f}"
+    '0.6931'
+    """
+    return CROSS_ENTROPY(pred_act, target)
+
+
+def brier(pred_act: ArrayLike, target: ArrayLike) -> jax.Array:
+    """Mean over examples of sum_c (p_c - y_c)^2, between 0 and 2.
+
+    >>> float(brier(jnp.array([[0.5, 0.5]]), jnp.array([1])))
+    0.5
+    """
+    return BRIER(pred_act, target)
+
+
+def entropy(pred_act: ArrayLike) -> jax.Array:
+    """Mean entropy of the class probabilities, in nats.
+
+    >>> f"{entropy(jnp.array([[0.5, 0.5], [1.0, 0.0]])):.4f}"
+    '0.3466'
+    """
+    return ENTROPY(pred_act)
+
+
+def entropy_per_example(pred_act: ArrayLike) -> jax.Array:
+    """Entropy -sum_c p_c log p_c of every example (a score for `auroc`), in nats.
+
+    >>> [f"{v:.4f}" for v in entropy_per_example(jnp.array([[0.5, 0.5], [1.0, 0.0]]))]
+    ['0.6931', '0.0000']
+    """
+    return entr(jnp.asarray(pred_act)).sum(axis=-1)
+
+
+def mutual_information(samples: ArrayLike) -> jax.Array:
+    """Mean mutual information of label and function, from samples of the logits.
+
+    >>> f"{mutual_information(jnp.array([[[1e3, 0.0]], [[0.0, 1e3]]])):.4f}"
+    '0.6931'
+    """
+    return MUTUAL_INFORMATION(samples)
+
+
+def mutual_information_per_example(samples: ArrayLike) -> jax.Array:
+    """H(mean of softmax) - mean of H(softmax) of every example: the epistemic part, in nats.
+
+    Args:
+        samples: Logits (S, ..., C), samples first.
+
+    >>> mutual_information_per_example(jnp.zeros((4, 2, 3))).shape
+    (2,)
+    """
+    samples = jnp.asarray(samples)
+    if samples.ndim < 2 or samples.shape[0] < 1:
+        raise ValueError(f"samples must be (S, ..., C) with S at least 1, got {samples.shape}")
+    probs = jax.nn.softmax(samples, axis=-1)
+    return entropy_per_example(probs.mean(axis=0)) - entropy_per_example(probs).mean(axis=0)
+
+
+def top_k_accuracy_metric(k: int = 5) -> Metric:
+    """`top_k_accuracy` for another k, as a streaming metric.
+
+    >>> top_k_accuracy_metric(3).fields
+    ('pred_act', 'target')
+    """
+    return Metric(functools.partial(_among_top, k=k), mean_value)
+
+
+# --- statistics of a batch -----------------------------------------------------------------
+
+
+def _correct(pred_act: ArrayLike, target: ArrayLike) -> Mean:
+    pred_act = jnp.asarray(pred_act)
+    hit = pred_act.argmax(axis=-1) == label_of(target, pred_act)
+    return mean_of(hit.astype(pred_act.dtype))
+
+
+def _among_top(pred_act: ArrayLike, target: ArrayLike, *, k: int = 5) -> Mean:
+    pred_act = jnp.asarray(pred_act)
+    if not 1 <= k <= pred_act.shape[-1]:
+        raise ValueError(f"k must be from 1 to the {pred_act.shape[-1]} classes, got {k}")
+    top = jax.lax.top_k(pred_act, k)[1]
+    hit = (top == label_of(target, pred_act).astype(top.dtype)[..., None]).any(axis=-1)
+    return mean_of(hit.astype(pred_act.dtype))
+
+
+def _label_surprise(log_pred_act: ArrayLike, target: ArrayLike) -> Mean:
+    return mean_of(-log_prob_of(target, jnp.asarray(log_pred_act)))
+
+
+def _label_surprise_of_probs(pred_act: ArrayLike, target: ArrayLike) -> Mean:
+    return _label_surprise(jnp.log(jnp.asarray(pred_act)), target)
+
+
+def _squared_distance(pred_act: ArrayLike, target: ArrayLike) -> Mean:
+    pred_act = jnp.asarray(pred_act)
+    return mean_of(((pred_act - one_hot_of(target, pred_act)) ** 2).sum(axis=-1))
+
+
+def _entropies(pred_act: ArrayLike) -> Mean:
+    return mean_of(entropy_per_example(pred_act))
+
+
+def _informations(samples: ArrayLike) -> Mean:
+    return mean_of(mutual_information_per_example(samples))
+
+
+ACCURACY = Metric(_correct, mean_value)
+NLL_FROM_LOG_PROBS = Metric(_label_surprise, mean_value)
+CROSS_ENTROPY = Metric(_label_surprise_of_probs, mean_value)
+BRIER = Metric(_squared_distance, mean_value)
+ENTROPY = Metric(_entropies, mean_value)
+MUTUAL_INFORMATION = Metric(_informations, mean_value)

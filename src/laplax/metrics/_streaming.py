@@ -1,0 +1,144 @@
+"""What a metric is: statistics of one batch, a way to merge them, and a number at the end.
+
+A metric over a loader must equal the metric over all the data at once, whatever the sizes of the
+batches. So a batch never yields a mean, but *sums* that are added over batches; the few metrics
+that are not functions of sums (ranks, quantiles) *collect* their per-example values instead.
+"""
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric that streams: `metric(...)` is `finalise(statistics(...))`, exactly.
+
+    Attributes:
+        statistics: Fields of the predictions of one batch -> a pytree of arrays. Its required
+            parameters are named after the fields it reads; those with a default are options.
+        finalise: The merged statistics of all batches -> the value.
+        collect: Whether statistics are per-example values, concatenated over batches on their
+            first axis, instead of sums, added over batches.
+
+    >>> largest = Metric(lambda target: target, jnp.max, collect=True)
+    >>> float(largest.stream([{"target": jnp.arange(2.0)}, {"target": jnp.arange(5.0)}]))
+    4.0
+    """
+
+    statistics: Callable[..., Any]
+    finalise: Callable[[Any], jax.Array]
+    collect: bool = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that the metric reads, in the order of its arguments."""
+        return required_parameters(self.statistics)
+
+    def __call__(self, *values: Any) -> jax.Array:
+        """The value on one batch, from the fields in order."""
+        return self.finalise(self.statistics(*values))
+
+    def batch(self, prediction: Mapping[str, Any]) -> Any:
+        """The statistics of one batch, from a mapping that holds the metric's fields."""
+        missing = [name for name in self.fields if name not in prediction]
+        if missing:
+            raise ValueError(
+                f"the metric needs the field {missing[0]!r}, which the prediction does not have "
+                f"(it has: {', '.join(sorted(prediction))})"
+            )
+        return self.statistics(*(prediction[name] for name in self.fields))
+
+    def merge(self, parts: Sequence[Any]) -> Any:
+        """The statistics of all batches together, from those of each."""
+        if not parts:
+            raise ValueError("no batches: a metric of an empty data set has no value")
+        if self.collect:
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        return functools.reduce(functools.partial(jax.tree.map, operator.add), parts)
+
+    def stream(self, predictions: Iterable[Mapping[str, Any]]) -> jax.Array:
+        """The value over many batches, equal to that of their concatenation."""
+        return self.finalise(self.merge([self.batch(prediction) for prediction in predictions]))
+
+
+class Mean(NamedTuple):
+    """The statistics of a mean: a sum and how many terms it has."""
+
+    total: jax.Array
+    terms: jax.Array
+
+
+def mean_of(values: jax.Array) -> Mean:
+    """Sum and count of all entries of an array, both in its own floating-point type."""
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        values = values.astype(jnp.zeros(()).dtype)
+    return Mean(values.sum(), jnp.asarray(values.size, values.dtype))
+
+
+def mean_value(mean: Mean) -> jax.Array:
+    """The mean itself; 0 / 0, not a number, for no entries."""
+    return mean.total / mean.terms
+
+
+def average(fn: Callable[..., Any]) -> Metric:
+    """Turn a plain function of prediction fields into a streaming metric.
+
+    The parameter names of `fn` are fields of the prediction; parameters with a default are left
+    alone. If it returns one value per example (first axis = batch), the result is the exact
+    mean over all examples; a scalar counts as the mean of its batch and is weighted by its size.
+
+    >>> worst = average(lambda pred_mean, target: jnp.abs(pred_mean - target).max(axis=-1))
+    >>> float(worst(jnp.zeros((2, 3)), jnp.array([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])))
+    2.0
+    """
+    names = required_parameters(fn)
+
+    @functools.wraps(fn)  # with the signature of `fn`, because `Metric.fields` reads it
+    def statistics(*values: Any) -> Mean:
+        size = _batch_size(names, values)
+        result = jnp.asarray(fn(*values))
+        if result.ndim == 0:
+            mean = mean_of(result)
+            return Mean(mean.total * size, mean.terms * size)
+        if result.shape[0] != size:
+            raise ValueError(
+                f"a metric returns a scalar or one value per example; for a batch of {size} it "
+                f"returned the shape {result.shape}"
+            )
+        return mean_of(result)
+
+    return Metric(statistics, mean_value)
+
+
+def required_parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of the parameters of `fn` without a default: the fields it reads.
+
+    >>> required_parameters(lambda pred_mean, target, level=0.95: None)
+    ('pred_mean', 'target')
+    """
+    parameters = inspect.signature(fn).parameters.values()
+    required = [p for p in parameters if p.default is inspect.Parameter.empty]
+    for parameter in required:
+        if parameter.kind not in _POSITIONAL:
+            raise TypeError(
+                f"a metric reads the prediction's fields by the names of its parameters; "
+                f"{parameter} names none. Write them out, for example (pred_mean, target)"
+            )
+    return tuple(parameter.name for parameter in required)
+
+
+def _batch_size(names: Sequence[str], values: Sequence[Any]) -> int:
+    for name, value in zip(names, values, strict=True):
+        axis = 1 if name == "samples" else 0  # samples come with the sample axis first
+        if jnp.ndim(value) > axis:
+            return int(jnp.shape(value)[axis])
+    raise ValueError(f"none of the metric's fields ({', '.join(names)}) has a batch axis")
