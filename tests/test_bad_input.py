@@ -88,7 +88,11 @@ def posterior_fn():
             ValueError,
             "unknown option 'rnak'; did you mean 'rank'.*allowed: key, num_products, rank, tol",
         ),
-        ({"rank": 3}, ValueError, r"unknown option 'rank' \(allowed: memory_share\)"),
+        (
+            {"rank": 3},
+            ValueError,
+            "option 'rank' belongs to curv_type lanczos or lobpcg; this fit has curv_type full",
+        ),
         (
             {"curvature": "hessian", "indefinite": "clipp"},
             ValueError,

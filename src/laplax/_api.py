@@ -161,10 +161,11 @@ def _resolve(
     for name in options:
         homes = [key for key, cls in ESTIMATORS.items() if name in _field_names(cls)]
         if name not in allowed and homes:
+            owners = " or ".join(str(home) for home in homes)
             raise ValueError(
-                f"option {name!r} belongs to curv_type={' or '.join(map(repr, homes))}; this fit has "
-                f"curvature={curvature!r}, curv_type={curv_type!r}. The options of an object go "
-                "into its own constructor."
+                f"option {name!r} belongs to curv_type {owners}; this fit has curv_type "
+                f"{curv_type} and curvature {curvature}. The options of an object go into its own "
+                "constructor."
             )
     check_names(options, allowed, "option")
     built = [_build(m, options) if isinstance(m, type) else m for m in makers]

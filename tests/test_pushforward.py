@@ -1,0 +1,318 @@
+"""Moments and samples of the output: closed forms, explicit Jacobians, chunks, coherence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import laplax
+from laplax._enums import Pushforward
+from laplax.pushforward import jacobian, predictive
+
+PRIORS = {"scalar": 0.4, "per leaf": {"w": 0.3, "v": {"u": 2.0}}}
+NOISE = 0.5
+NEW = cases.random(5, cases.SIZE, seed=21)
+C = jnp.asarray(1.7)
+MATRIX_PRIORS = {"scalar": jnp.asarray(0.7), "vector": jnp.linspace(0.2, 2.0, cases.SIZE)}
+JACOBIANS = cases.random(4, 3, cases.SIZE, seed=22)
+X = cases.random(7, 2, seed=4)
+ARGUMENTS = {"prior_prec": 0.6, "sigma_squared": 0.3}
+# Shape of the output to a model with it and to a target; P and the weights are the same.
+OUTPUTS = {(): 3, (3,): 3, (2, 3): 6}
+
+
+def close(actual, desired, rtol=1e-9):
+    np.testing.assert_allclose(actual, desired, rtol=rtol, atol=rtol * np.abs(desired).max())
+
+
+def within_errors(actual, desired, error):
+    """Monte Carlo: no entry further off than 5 of its standard errors."""
+    assert np.max(np.abs(np.asarray(actual - desired)) / np.asarray(error)) < 5
+
+
+# --- conjugate Bayesian linear regression ---------------------------------------------------
+
+
+@pytest.fixture(params=cases.EXACT)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(params=PRIORS)
+def prior_prec(request):
+    return PRIORS[request.param]
+
+
+def conjugate(name, prior_prec, **options):
+    case = cases.regression(prior_prec, NOISE, orthogonal=name == "diagonal")
+    posterior_fn, _ = laplax.laplace(
+        case.model_fn, case.params, case.data, loss_fn="mse", curv_type=name, **cases.EXACT[name]
+    )
+    prob_predictive = predictive(posterior_fn, case.model_fn, **options)(
+        {"prior_prec": prior_prec, "sigma_squared": NOISE}
+    )
+    covariance = jnp.linalg.inv(case.precision(prior_prec, NOISE))
+    mean = jnp.linalg.solve(case.precision(prior_prec, NOISE), case.features.T @ case.target)
+    return prob_predictive, mean / NOISE, covariance
+
+
+def test_the_linear_prediction_of_a_linear_model_is_the_closed_form(name, prior_prec):
+    prob_predictive, mean, covariance = conjugate(name, prior_prec)
+    prediction = prob_predictive(NEW, fields=[*prob_predictive.recipe.default_fields, "pred_cov"])
+    var = jnp.einsum("np,pq,nq->n", NEW, covariance, NEW)
+    expected = {
+        "map": NEW @ mean,
+        "pred_mean": NEW @ mean,
+        "pred_var": var,
+        "pred_std": jnp.sqrt(var),
+        "pred_cov": var,
+        "aleatoric_var": jnp.full(5, NOISE),
+        "total_var": var + NOISE,
+        "total_std": jnp.sqrt(var + NOISE),
+    }
+    assert set(prediction) == set(expected)
+    for field, value in expected.items():
+        close(prediction[field], value)
+
+
+def test_the_joint_and_the_cross_covariance_are_the_closed_form(name, prior_prec):
+    prob_predictive, _, covariance = conjugate(name, prior_prec)
+    joint, cross = prob_predictive.kernel(NEW), prob_predictive.kernel(NEW[:2], NEW[2:])
+    assert (joint.shape, cross.shape) == ((5, 1, 5, 1), (2, 1, 3, 1))
+    close(joint[:, 0, :, 0], NEW @ covariance @ NEW.T)
+    close(cross[:, 0, :, 0], NEW[:2] @ covariance @ NEW[2:].T)
+    assert prob_predictive.kernel(NEW[0], NEW).shape == (1, 1, 5, 1)
+
+
+def test_the_nonlinear_prediction_of_a_linear_model_agrees_with_the_closed_form(name, prior_prec):
+    count = 4000
+    options = {"pushforward_type": Pushforward.NONLINEAR, "num_samples": count}
+    prob_predictive, mean, covariance = conjugate(name, prior_prec, **options)
+    prediction = prob_predictive(NEW)
+    var = jnp.einsum("np,pq,nq->n", NEW, covariance, NEW)
+    within_errors(prediction.pred_mean, NEW @ mean, jnp.sqrt(var / count))
+    within_errors(prediction.pred_var, var, var * (2 / (count - 1)) ** 0.5)
+    close(prediction.map, NEW @ mean)
+    close(prediction.total_var, prediction.pred_var + NOISE)
+
+
+# --- every structure against dense algebra --------------------------------------------------
+
+
+@pytest.fixture(params=cases.STRUCTURES)
+def structure(request):
+    return cases.STRUCTURES[request.param](jnp.float64)
+
+
+def dense_covariance(structure, c, prior):
+    precision = c * structure.to_dense() + jnp.diag(jnp.broadcast_to(prior, (cases.SIZE,)))
+    return jnp.einsum("ncp,pq,ndq->ncd", JACOBIANS, jnp.linalg.inv(precision), JACOBIANS)
+
+
+def check_moments(covariance, marginal, expected):
+    close(covariance, expected)
+    close(marginal, jnp.diagonal(expected, axis1=1, axis2=2))
+
+
+@pytest.mark.parametrize("prior", MATRIX_PRIORS)
+def test_every_precision_pushes_jacobians_forward_like_the_dense_one(structure, prior):
+    prior = MATRIX_PRIORS[prior]
+    precision = structure.precision(C, prior)
+    expected = dense_covariance(structure, C, prior)
+    check_moments(precision.covariance(JACOBIANS), precision.marginal(JACOBIANS), expected)
+
+
+@pytest.mark.parametrize("c", [0.3, 1.0, 40.0])
+@pytest.mark.parametrize("tau", [0.01, 1.0, 30.0])
+def test_every_projection_answers_any_scale_and_prior(structure, c, tau):
+    c, tau = jnp.asarray(c), jnp.asarray(tau)
+    projection = structure.project(JACOBIANS)
+    expected = dense_covariance(structure, c, tau)
+    check_moments(projection.covariance(c, tau), projection.marginal(c, tau), expected)
+
+
+def test_the_spectral_form_is_the_same_curvature_and_stays_itself(structure):
+    spectral = structure.spectral()
+    close(spectral.to_dense(), structure.to_dense())
+    assert spectral.spectral() is spectral
+
+
+def test_a_posterior_in_spectral_form_is_the_same_posterior():
+    posterior_fn, _ = laplax.laplace(
+        cases.mlp_fn, cases.mlp(), (X, cases.TARGETS["mse"]), loss_fn="mse"
+    )
+    plain, spectral = posterior_fn(ARGUMENTS), posterior_fn.spectral()(ARGUMENTS)
+    v = cases.random(27, seed=1)
+    close(spectral.cov_mv(v), plain.cov_mv(v))
+    close(spectral.logdet(), plain.logdet())
+
+
+@pytest.mark.parametrize("name", ["low rank", "low rank with a dense scale"])
+def test_a_weak_prior_in_float32_leaves_variances_inside_the_basis_accurate(name):
+    structure = cases.STRUCTURES[name](jnp.float32)
+    J = jnp.einsum("ncr,pr->ncp", cases.random(4, 2, 3, dtype=jnp.float32), structure.basis)
+    c, tau = jnp.asarray(1e3, jnp.float32), jnp.asarray(1e-5, jnp.float32)
+    eigenvalues = structure.eigenvalues.astype(jnp.float64)
+    coordinates = cases.random(4, 2, 3)
+    expected = jnp.sum(jnp.square(coordinates) / (1e3 * eigenvalues + 1e-5), axis=-1)
+    projection, precision = structure.project(J), structure.precision(c, tau)
+    for actual in (projection.marginal(c, tau), precision.marginal(J)):
+        close(actual, expected, rtol=1e-3)
+    for cov in (projection.covariance(c, tau), precision.covariance(J)):
+        close(jnp.diagonal(cov, axis1=1, axis2=2), expected, rtol=1e-3)
+
+
+# --- nonlinear networks ---------------------------------------------------------------------
+
+
+def network(shape=(3,), loss_fn="mse", target=None, curv_type="full", batched=False, **options):
+    """A predictive of an MLP whose output has this shape."""
+
+    def model_fn(input, params):
+        f = cases.mlp_fn(input, params)
+        return f.sum(-1) if shape == () else f.reshape(*input.shape[:-1], *shape)
+
+    params = cases.mlp((2, 4, OUTPUTS[shape]))
+    if target is None:
+        target = cases.random(7, *shape, seed=8)
+    posterior_fn, _ = laplax.laplace(
+        model_fn,
+        params,
+        (X, target),
+        loss_fn=loss_fn,
+        curv_type=curv_type,
+        vmap_over_data=not batched,
+        **cases.ESTIMATORS[curv_type],
+    )
+    arguments = ARGUMENTS if loss_fn == "mse" else {"prior_prec": 0.6}
+    return predictive(posterior_fn, model_fn, **options)(arguments)
+
+
+TOKENS = {"loss_fn": "cross_entropy", "target": jnp.asarray([[0, 1], [2, 1]] * 3 + [[2, 2]])}
+PUSHFORWARDS = ["linear", "nonlinear"]
+# Everything that can be asked for, under every likelihood with samples of its own.
+CHUNKED = {
+    "regression, linear": {},
+    "regression, nonlinear": {"pushforward_type": "nonlinear"},
+    "tokens, sampled": {"shape": (2, 3), **TOKENS, "predictive_type": "mc_bridge"},
+    "tokens, bridge": {"shape": (2, 3), **TOKENS, "predictive_type": "laplace_bridge"},
+    "tokens, nonlinear": {"shape": (2, 3), **TOKENS, "pushforward_type": "nonlinear"},
+    "binary": {"loss_fn": "binary_cross_entropy", "target": cases.TARGETS["binary_cross_entropy"]},
+    "poisson, nonlinear": {
+        "loss_fn": "poisson",
+        "target": cases.TARGETS["poisson"],
+        "pushforward_type": "nonlinear",
+    },
+}
+
+
+@pytest.fixture(params=CHUNKED)
+def case(request):
+    return {"num_samples": 6, **CHUNKED[request.param]}
+
+
+def everything(prob_predictive, input=X):
+    return prob_predictive(input, fields=prob_predictive.recipe.allowed_fields)
+
+
+def same_fields(actual, desired):
+    assert list(actual) == list(desired)
+    for field in desired:
+        close(actual[field], desired[field])
+
+
+@pytest.mark.parametrize("curv_type", ["full", "diagonal", "lanczos"])
+@pytest.mark.parametrize("shape", OUTPUTS)
+def test_linear_moments_equal_explicit_jacobians_for_outputs_of_any_shape(shape, curv_type):
+    p = network(shape, curv_type=curv_type)
+    flat = p.posterior.space.flatten(p.posterior.mean)
+
+    def output(theta, x):
+        return p.model.fn(x, p.posterior.space.unflatten(theta))
+
+    J = jax.vmap(jax.jacobian(output), (None, 0))(flat, X)  # (n, *out, P)
+    covariance = jax.vmap(p.posterior.cov_mv)(jnp.eye(flat.size))
+    rows = J.reshape(7, -1, flat.size)
+    close(jacobian(p.model, p.posterior.mean, p.posterior.space, X), rows)
+    joint = jnp.einsum("ncp,pq,mdq->ncmd", rows, covariance, rows)
+    own = jnp.einsum("ncnd->ncd", joint)
+    prediction = everything(p)
+    close(prediction.pred_mean, jax.vmap(output, (None, 0))(flat, X))
+    close(prediction.pred_cov, own.reshape(7, *shape, *shape))
+    close(prediction.pred_var, jnp.diagonal(own, axis1=1, axis2=2).reshape(7, *shape))
+    close(p(X).pred_var, prediction.pred_var)  # without the covariance
+    close(p.kernel(X), joint)
+
+
+@pytest.mark.parametrize("shape", OUTPUTS)
+def test_nonlinear_moments_are_those_of_the_sampled_networks(shape):
+    p = network(shape, pushforward_type="nonlinear", num_samples=9)
+    weights = p.posterior.sample(p.key, 9)
+    outputs = jax.vmap(lambda w: jax.vmap(p.model.fn, (0, None))(X, w))(weights)
+    prediction = everything(p)
+    close(prediction.samples, outputs)
+    close(prediction.pred_mean, outputs.mean(0))
+    close(prediction.pred_var, outputs.var(0, ddof=1))
+    flat = np.asarray(outputs).reshape(9, 7, -1)
+    expected = np.stack([np.cov(flat[:, i].T) for i in range(7)])
+    close(prediction.pred_cov, expected.reshape(7, *shape, *shape))
+
+
+def test_a_tiny_memory_budget_gives_the_same_fields(case):
+    large = everything(network(**case))
+    for budget in (1, 30_000):
+        same_fields(everything(network(**case, memory_budget=budget)), large)
+
+
+def test_one_input_gives_the_row_of_the_batch(case):
+    p = network(**case)
+    batch, single = everything(p), everything(p, X[4])
+    assert list(single) == list(batch)
+    for field, value in single.items():
+        close(value, batch[field][:, 4] if field == "samples" else batch[field][4])
+
+
+def test_a_model_of_batches_gives_the_same_fields(case):
+    same_fields(everything(network(**case, batched=True)), everything(network(**case)))
+
+
+@pytest.mark.parametrize("pushforward_type", PUSHFORWARDS)
+def test_samples_are_the_same_functions_wherever_they_are_evaluated(pushforward_type):
+    p = network(pushforward_type=pushforward_type, num_samples=5)
+    together = p(X, fields=["samples"]).samples
+    apart = [p(part, fields=["samples"]).samples for part in (X[:3], X[3:])]
+    assert together.shape == (5, 7, 3)
+    close(together, jnp.concatenate(apart, axis=1))
+    assert not np.allclose(together[0], together[1])
+
+
+def test_samples_follow_their_key():
+    first, again, other = (
+        network(key=jax.random.key(seed), num_samples=3)(X, fields=["samples"]).samples
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+
+
+def test_linear_samples_have_the_joint_covariance_of_the_kernel():
+    count = 20_000
+    p = network(num_samples=count)
+    samples = p(X[:2], fields=["samples"]).samples.reshape(count, -1)
+    cov = p.kernel(X[:2]).reshape(6, 6)
+    var = jnp.diagonal(cov)
+    within_errors(samples.mean(0), p(X[:2]).pred_mean.reshape(-1), jnp.sqrt(var / count))
+    error = jnp.sqrt((jnp.outer(var, var) + cov**2) / (count - 1))
+    within_errors(jnp.cov(samples.T), cov, error)
+
+
+def test_a_narrow_output_of_wide_weights_keeps_its_dtype_in_every_field():
+    def model_fn(input, params):
+        return cases.mlp_fn(input, params).astype(jnp.float32)
+
+    data = (X, cases.TARGETS["cross_entropy"])
+    posterior_fn, _ = laplax.laplace(model_fn, cases.mlp(), data, loss_fn="cross_entropy")
+    p = predictive(posterior_fn, model_fn, predictive_type="laplace_bridge", num_samples=4)
+    dtypes = {k: v.dtype for k, v in everything(p({"prior_prec": 1.0})).items()}
+    assert set(dtypes.values()) == {jnp.dtype(jnp.float32)}, dtypes
