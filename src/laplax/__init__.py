@@ -2,19 +2,31 @@
 
 from ._api import curvature_mv as curvature_mv
 from ._api import laplace as laplace
+from ._enums import CalibrationMethod as CalibrationMethod
+from ._enums import CalibrationObjective as CalibrationObjective
 from ._enums import CurvApprox as CurvApprox
 from ._enums import CurvatureType as CurvatureType
 from ._enums import LossFn as LossFn
+from ._enums import Predictive as Predictive
+from ._enums import Pushforward as Pushforward
+from .calibration import CalibrationWarning as CalibrationWarning
+from .calibration import GradientDescent as GradientDescent
+from .calibration import GridSearch as GridSearch
+from .calibration import calibration as calibration
+from .calibration import register_calibration_method as register_calibration_method
 from .curvature import GGN as GGN
 from .curvature import FisherEmpirical as FisherEmpirical
 from .curvature import FisherMC as FisherMC
 from .curvature import Hessian as Hessian
 from .estimators import register_curvature_method as register_curvature_method
+from .evaluation import evaluation as evaluation
 from .evidence import data_fit as data_fit
 from .evidence import effective_parameters as effective_parameters
 from .evidence import log_marginal_likelihood as log_marginal_likelihood
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
 from .posterior import PosteriorFn as PosteriorFn
+from .pushforward import Prediction as Prediction
+from .pushforward import predictive as predictive
 
 __version__ = "0.1.0"

@@ -1,6 +1,5 @@
 """The log marginal likelihood of a Laplace approximation: one function for all structures."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 from ._data import Batch, Chunking, fold
 from ._model import Model, model_cost
 from ._problem import make_problem
-from ._tree import PyTree, is_concrete
+from ._tree import PyTree
 from .curvature._operator import MEMORY_BUDGET, subset_scale
-from .likelihoods import DataFit, Likelihood, as_likelihood
+from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFn
 
 
@@ -86,17 +85,13 @@ def log_marginal_likelihood(
     nor `params` is needed and nothing passes over the data again.
     """
     likelihood = posterior_fn.likelihood
-    if loss_fn is not None and as_likelihood(loss_fn) != likelihood:
-        raise ValueError(
-            f"loss_fn={loss_fn!r} is not the likelihood that posterior_fn was fitted with "
-            f"({likelihood})"
-        )
+    posterior_fn.check_loss(loss_fn)
     if isinstance(data, DataFit):
         fit = data
     else:
         if model_fn is None:
             raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
-        _check_same_params(posterior_fn, params)
+        posterior_fn.check_params(params)
         fit = data_fit(model_fn, params, data, loss_fn=likelihood, vmap_over_data=vmap_over_data)
     arguments = posterior_fn.parse(prior_arguments)
     posterior = posterior_fn.at(arguments)
@@ -114,21 +109,3 @@ def effective_parameters(
     """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
     posterior = posterior_fn(prior_arguments)
     return jnp.sum(1 - posterior.precision.prior * posterior.precision.variance())
-
-
-def _check_same_params(posterior_fn: PosteriorFn, params: PyTree) -> None:
-    space = posterior_fn.space
-    shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(params))
-    if jax.tree.structure(params) != space.treedef or shapes != space.shapes:
-        raise ValueError(
-            f"params do not match the posterior's: {jax.tree.structure(params)} with shapes "
-            f"{shapes} against {space.treedef} with {space.shapes}"
-        )
-    if not is_concrete(params, posterior_fn.mean):
-        return
-    distance = jnp.max(jnp.abs(space.flatten(params) - space.flatten(posterior_fn.mean)))
-    if not math.isclose(float(distance), 0.0):
-        raise ValueError(
-            "params are not the ones that posterior_fn was fitted at (largest difference "
-            f"{float(distance):.3g}); the evidence belongs to that point"
-        )

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ._tree import ParamSpace, PyTree, is_concrete, pytree, static
-from .likelihoods import Likelihood
+from .likelihoods import Likelihood, as_likelihood
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure
 
@@ -117,6 +117,32 @@ class PosteriorFn:
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
         """Check hyperparameters and bring them into the flat space."""
         return parse_prior_arguments(prior_arguments, self.space, self.likelihood)
+
+    def check_params(self, params: PyTree) -> None:
+        """Refuse parameters that are not the ones this posterior was fitted at."""
+        space = self.space
+        shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(params))
+        if jax.tree.structure(params) != space.treedef or shapes != space.shapes:
+            raise ValueError(
+                f"params do not match the posterior's: {jax.tree.structure(params)} with shapes "
+                f"{shapes} against {space.treedef} with {space.shapes}"
+            )
+        if not is_concrete(params, self.mean):
+            return
+        distance = float(jnp.max(jnp.abs(space.flatten(params) - space.flatten(self.mean))))
+        if distance != 0:
+            raise ValueError(
+                "params are not the ones that posterior_fn was fitted at (largest difference "
+                f"{distance:.3g}); the Laplace approximation belongs to that point"
+            )
+
+    def check_loss(self, loss_fn: str | Likelihood | Callable | None) -> None:
+        """Refuse a likelihood other than the one this posterior was fitted with."""
+        if loss_fn is not None and as_likelihood(loss_fn) != self.likelihood:
+            raise ValueError(
+                f"loss_fn={loss_fn!r} is not the likelihood that posterior_fn was fitted with "
+                f"({self.likelihood})"
+            )
 
     def spectral(self) -> "PosteriorFn":
         """The same posterior, in a form that makes many scalar priors cheap."""

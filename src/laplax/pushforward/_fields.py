@@ -231,10 +231,16 @@ def logits(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
         noise = jax.random.normal(key, (recipe.num_samples,), moments.mean.dtype)
         noise = noise.reshape(-1, *(1,) * moments.mean.ndim)
         return moments.mean + noise * jnp.sqrt(moments.var)
-    cov = event_covariance(moments)
-    # The same draws for every input, so that a search compares hyperparameters, not noise.
-    noise_key = jax.random.fold_in(key, 1)
-    return predictives.gaussian_samples(noise_key, moments.mean, cov, recipe.num_samples)
+    # The same draws for every input, so that a search compares hyperparameters, not noise, and
+    # an input's row depends neither on its neighbours nor on the size of a chunk.
+    noise_key, classes = jax.random.fold_in(key, 1), moments.mean.shape[-1]
+
+    def draw(mean: jax.Array, cov: jax.Array) -> jax.Array:
+        return predictives.gaussian_samples(noise_key, mean, cov, recipe.num_samples)
+
+    mean = moments.mean.reshape(-1, classes)
+    cov = event_covariance(moments).reshape(-1, classes, classes)
+    return jax.vmap(draw, out_axes=1)(mean, cov).reshape(-1, *moments.mean.shape)
 
 
 def _two_class(likelihood: Likelihood, samples: jax.Array) -> jax.Array:

@@ -40,7 +40,8 @@ def linear_moments(
     cov = None
     if recipe.needs_cov(fields):
         flat = posterior.precision.covariance(J)
-        var, cov = jnp.diagonal(flat, axis1=1, axis2=2), flat.reshape(n, *out, *out)
+        var = jnp.diagonal(flat, axis1=1, axis2=2)
+        cov = flat.reshape(n, *out, *out).astype(f.dtype)
     else:
         var = posterior.precision.marginal(J)
     samples = None

@@ -37,7 +37,7 @@ class ProbPredictive:
         chosen = self.recipe.default_fields if fields is None else fields
         names = self.recipe.check_fields(list(chosen))
         batch, single = self._as_batch(input)
-        prediction = _predict(self, batch, names)
+        prediction = predict(self, batch, names)
         if not single:
             return prediction
         return Prediction(
@@ -67,7 +67,8 @@ class ProbPredictive:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
+def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
+    """Checked fields of a batch, in one compiled call."""
     p, recipe = predictive, predictive.recipe
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     out = jax.eval_shape(p.model.one, example, p.posterior.mean).shape

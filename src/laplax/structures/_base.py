@@ -1,7 +1,9 @@
 """What a structure answers: the algebra of G, and of Lambda = c G + T."""
 
 import abc
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +76,18 @@ class Projection(abc.ABC):
     This is what makes a search over hyperparameters cheap: the basis goes through the Jacobians
     once, every further point is a small product.
     """
+
+    per_example: ClassVar[tuple[str, ...]]  # fields with a leading axis of examples
+
+    def join(self, others: "Sequence[Projection]") -> "Projection":
+        """This projection and those of further examples, as one."""
+        parts: list[Any] = [self, *others]
+        joined = {
+            name: jax.tree.map(lambda *x: jnp.concatenate(x), *(getattr(p, name) for p in parts))
+            for name in self.per_example
+        }
+        whole: Any = self
+        return dataclasses.replace(whole, **joined)
 
     @abc.abstractmethod
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """Diagonal curvature: every operation is elementwise."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
@@ -45,6 +47,7 @@ class DiagonalProjection(Projection):
 
     jacobian: jax.Array
     values: jax.Array
+    per_example: ClassVar[tuple[str, ...]] = ("jacobian",)
 
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""

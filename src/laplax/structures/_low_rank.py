@@ -1,6 +1,7 @@
 """Low-rank curvature U S U^T with orthonormal U."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,34 +56,33 @@ class LowRank(Structure):
         return self
 
     def project(self, jacobian: jax.Array) -> "SpectralProjection":
-        """J U, and J J^T for what lies outside of U."""
-        outside = None
+        """J U, and the rest of J, which lies outside of U."""
+        coordinates, outside = jacobian @ self.basis, None
         if self.rank < self.size:
-            outside = jnp.einsum("ncp,ndp->ncd", jacobian, jacobian)
-        return SpectralProjection(jacobian @ self.basis, outside, self.eigenvalues)
+            # Not J J^T minus the part inside: a weak prior would divide its round-off by tau.
+            rest = jacobian - coordinates @ self.basis.T
+            outside = jnp.einsum("ncp,ndp->ncd", rest, rest)
+        return SpectralProjection(coordinates, outside, self.eigenvalues)
 
 
 @pytree
 class SpectralProjection(Projection):
-    """J J^T / tau + J U [1 / (c S + tau) - 1 / tau] U^T J^T; without the first if U is complete."""
+    """R R^T / tau + J U [1 / (c S + tau)] U^T J^T with R = J - J U U^T, absent if U is complete."""
 
     coordinates: jax.Array  # J U, (n, C, R)
-    outside: jax.Array | None  # J J^T, (n, C, C)
+    outside: jax.Array | None  # R R^T, (n, C, C)
     eigenvalues: jax.Array
-
-    def _weights(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        inside = 1 / (c * self.eigenvalues + prior)
-        return inside if self.outside is None else inside - 1 / prior
+    per_example: ClassVar[tuple[str, ...]] = ("coordinates", "outside")
 
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
-        scaled = self.coordinates * self._weights(c, prior)
+        scaled = self.coordinates / (c * self.eigenvalues + prior)
         inside = jnp.einsum("ncr,ndr->ncd", scaled, self.coordinates)
         return inside if self.outside is None else inside + self.outside / prior
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
-        inside = jnp.square(self.coordinates) @ self._weights(c, prior)
+        inside = jnp.square(self.coordinates) @ (1 / (c * self.eigenvalues + prior))
         if self.outside is None:
             return inside
         return inside + jnp.diagonal(self.outside, axis1=1, axis2=2) / prior
@@ -140,13 +140,7 @@ class IsotropicLowRank(Precision):
 
     def marginal(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis."""
-        projection = self._projection(jacobian)
-        if projection.outside is None:
-            return projection.marginal(jnp.ones_like(self.prior), self.prior)
-        inside = jnp.square(projection.coordinates) @ (
-            1 / (self.eigenvalues + self.prior) - 1 / self.prior
-        )
-        return inside + jnp.sum(jnp.square(jacobian), axis=-1) / self.prior
+        return self._projection(jacobian).marginal(jnp.ones_like(self.prior), self.prior)
 
     def _projection(self, jacobian: jax.Array) -> "SpectralProjection":
         return LowRank(self.basis, self.eigenvalues).project(jacobian)

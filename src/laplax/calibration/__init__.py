@@ -1,0 +1,158 @@
+"""`calibration(...)`: hyperparameters by evidence or by a metric on held-out data."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from .._problem import make_problem
+from .._tree import PyTree
+from ..evidence import data_fit
+from ..likelihoods import Likelihood
+from ..posterior import CurvEstimate, PosteriorFn
+from ..pushforward import SetProbPredictive, predictive
+from ._methods import CalibrationWarning as CalibrationWarning
+from ._methods import GradientDescent as GradientDescent
+from ._methods import GridSearch as GridSearch
+from ._methods import Method as Method
+from ._methods import Trace as Trace
+from ._objectives import EvidenceObjective, predictive_objective, whole_batch
+
+METHODS: dict[str, type[Method]] = {
+    CalibrationMethod.GRID_SEARCH: GridSearch,
+    CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
+}
+EVIDENCE = CalibrationObjective.MARGINAL_LOG_LIKELIHOOD
+
+
+def register_calibration_method(name: str, method: type[Method]) -> None:
+    """Give a search a name for `calibration(..., calibration_method=name)`.
+
+    A convenience: `calibration` takes the object itself as well.
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise TypeError(f"method must be a subclass of Method; got {method!r}")
+    if name in METHODS:
+        raise ValueError(f"calibration_method {name!r} exists already; choose another name")
+    METHODS[name] = method
+
+
+def calibration(
+    posterior_fn: PosteriorFn,
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    loss_fn: str | Likelihood | Callable | None = None,
+    curv_estimate: CurvEstimate | None = None,
+    calibration_objective: Any = EVIDENCE,
+    calibration_method: str | Method = CalibrationMethod.GRID_SEARCH,
+    pushforward_type: str = "linear",
+    predictive_type: str | None = None,
+    num_samples: int = 100,
+    key: jax.Array | None = None,
+    prior_arguments: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> tuple[dict[str, Any], SetProbPredictive]:
+    """Choose hyperparameters.
+
+    Args:
+        posterior_fn: From `laplace`.
+        model_fn: The same model.
+        params: The weights that `posterior_fn` was fitted at.
+        data: The *training* data for `"marginal_log_likelihood"`, *held-out* data otherwise.
+        loss_fn: If given, it must be the likelihood that `posterior_fn` was fitted with.
+        curv_estimate: If given, it must be the one that came with `posterior_fn`.
+        calibration_objective: `"marginal_log_likelihood"` (maximised), `"nll"`, `"ece"`,
+            `"chi_squared"` (brought to one), a metric, or a function of prediction fields
+            (minimised).
+        calibration_method: `"grid_search"` over a scalar prior precision, `"gradient_descent"`
+            for every hyperparameter of `prior_arguments` at once, or a `Method`.
+        pushforward_type: See `predictive`.
+        predictive_type: See `predictive`.
+        num_samples: See `predictive`.
+        key: See `predictive`.
+        prior_arguments: Where the search starts, and what a grid keeps fixed. By default all
+            ones; `prior_prec` may be a pytree, one number per layer, for gradient descent.
+        progress: Show a bar; by default when a terminal is attached.
+
+    Returns:
+        The chosen prior arguments, and `set_prob_predictive`, whose `.trace` holds every point
+        of the search and its value.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax import laplace
+        >>> x = jnp.linspace(0.0, 1.0, 20)
+        >>> model_fn = lambda input, params: params["a"] * input
+        >>> params = {"a": jnp.asarray(2.0)}
+        >>> posterior_fn, _ = laplace(model_fn, params, (x, 2 * x), loss_fn="mse")
+        >>> prior_arguments, set_prob_predictive = calibration(
+        ...     posterior_fn, model_fn, params, (x, 2 * x), prior_arguments={"sigma_squared": 0.1}
+        ... )
+        >>> print(f"{prior_arguments['prior_prec']:.2f}")
+        0.26
+    """
+    posterior_fn.check_params(params)
+    posterior_fn.check_loss(loss_fn)
+    if curv_estimate is not None and curv_estimate.structure is not posterior_fn.structure:
+        raise ValueError("curv_estimate is not the one that came with posterior_fn")
+    method = _resolve_method(calibration_method)
+    if isinstance(calibration_objective, str):
+        calibration_objective = as_member(
+            CalibrationObjective, calibration_objective, "calibration_objective"
+        )
+    initial = _initial(prior_arguments, posterior_fn)
+    made = predictive(
+        posterior_fn,
+        model_fn,
+        pushforward_type=pushforward_type,
+        predictive_type=predictive_type,
+        num_samples=num_samples,
+        key=key,
+    )
+    fast = dataclasses.replace(made, posterior_fn=posterior_fn.spectral())
+    objective: Any
+    if calibration_objective is EVIDENCE:
+        fit = data_fit(
+            model_fn,
+            params,
+            data,
+            loss_fn=posterior_fn.likelihood,
+            vmap_over_data=posterior_fn.vmap_over_data,
+            progress=progress,
+        )
+        objective = EvidenceObjective(fast.posterior_fn, fit)
+    else:
+        problem = make_problem(
+            model_fn,
+            params,
+            data,
+            posterior_fn.likelihood,
+            vmap_over_data=posterior_fn.vmap_over_data,
+            progress=progress,
+        )
+        held_out = whole_batch(problem.data)
+        objective = predictive_objective(calibration_objective, fast, made.model, held_out)
+    chosen, trace = method.search(objective, initial, progress)
+    return chosen, dataclasses.replace(made, trace=trace)
+
+
+def _resolve_method(method: str | Method) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
+
+
+def _initial(given: Mapping[str, Any] | None, posterior_fn: PosteriorFn) -> dict[str, Any]:
+    """The starting point: what was given, ones for the rest."""
+    ones = {"prior_prec": 1.0}
+    if posterior_fn.likelihood.has_noise:
+        ones["sigma_squared"] = 1.0
+    initial = {**ones, **(given or {})}
+    posterior_fn.parse(initial)
+    return initial

@@ -1,0 +1,190 @@
+"""How hyperparameters are searched: a grid, or gradient descent in log space."""
+
+import abc
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._data import progress_bar
+from .._tree import PyTree, pytree
+from ..curvature._operator import MEMORY_BUDGET
+
+Objective = Callable[[Mapping[str, Any]], jax.Array]
+
+
+class CalibrationWarning(UserWarning):
+    """A search ended where its answer should not be trusted without a look."""
+
+
+@pytree
+class Trace:
+    """The record of a search: hyperparameters (leading axis: points) and their values."""
+
+    points: dict[str, Any]
+    values: jax.Array
+
+
+class Method(abc.ABC):
+    """A search: from an objective and a starting point to the best prior arguments."""
+
+    @abc.abstractmethod
+    def search(
+        self, objective: Any, initial: dict[str, Any], progress: bool | None
+    ) -> tuple[dict[str, Any], Trace]:
+        """The best prior arguments, and the record."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GridSearch(Method):
+    """`"grid_search"`: scalar prior precisions on a logarithmic grid; the rest stays fixed.
+
+    The whole grid is one vectorised evaluation, in pieces that fit the memory budget. `grid`
+    replaces the logarithmic one.
+    """
+
+    log_prior_prec_min: float = -4.0
+    log_prior_prec_max: float = 4.0
+    grid_size: int = 50
+    grid: Any = None
+
+    def __post_init__(self) -> None:
+        if self.grid_size < 1:
+            raise ValueError(f"grid_size must be at least 1; got {self.grid_size}")
+        if self.log_prior_prec_min > self.log_prior_prec_max:
+            raise ValueError("log_prior_prec_min must not exceed log_prior_prec_max")
+        if self.grid is not None and (jnp.ndim(self.grid) != 1 or jnp.size(self.grid) == 0):
+            raise ValueError("grid must be a list of prior precisions")
+        if self.grid is not None and not bool(jnp.all(jnp.asarray(self.grid) > 0)):
+            raise ValueError("grid must hold positive prior precisions")
+
+    def search(
+        self, objective: Any, initial: dict[str, Any], progress: bool | None
+    ) -> tuple[dict[str, Any], Trace]:
+        """Evaluate every point, take the best finite one."""
+        grid = self.grid
+        if grid is None:
+            grid = jnp.logspace(self.log_prior_prec_min, self.log_prior_prec_max, self.grid_size)
+        grid = jnp.asarray(grid)
+        fixed = {name: jnp.asarray(v) for name, v in initial.items() if name != "prior_prec"}
+        size = max(1, MEMORY_BUDGET // objective.bytes_per_point())
+        pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
+        bar = progress_bar(pieces, len(pieces), "grid search", progress)
+        values = jnp.concatenate([_evaluate(objective, piece, fixed) for piece in bar])
+        best = _best(values, {"prior_prec": grid})
+        _warn_about_grid(grid, values, best)
+        return {**initial, "prior_prec": grid[best]}, Trace({"prior_prec": grid}, values)
+
+
+@jax.jit
+def _evaluate(objective: Any, grid: jax.Array, fixed: dict[str, Any]) -> jax.Array:
+    return jax.vmap(lambda t: objective({**fixed, "prior_prec": t}))(grid)
+
+
+def _best(values: jax.Array, points: dict[str, Any]) -> int:
+    finite = jnp.isfinite(values)
+    if not bool(finite.any()):
+        raise ValueError(
+            f"the calibration objective is not finite at any of {values.size} points; first point "
+            f"{jax.tree.map(lambda x: x[0].tolist(), points)}. Look at the predictions there: "
+            "set_prob_predictive(prior_arguments)(input)"
+        )
+    return int(jnp.argmin(jnp.where(finite, values, jnp.inf)))
+
+
+def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
+    if grid.size < 3:
+        return
+    finite = values[jnp.isfinite(values)]
+    spread = float(finite.max() - finite.min())
+    if spread <= 1e-6 * max(1e-12, float(jnp.abs(finite).max())):
+        warnings.warn(
+            "the calibration objective is flat: it does not tell the prior precisions of the grid "
+            f"apart (all values within {spread:.2g} of {float(finite.min()):.6g})",
+            CalibrationWarning,
+            stacklevel=4,
+        )
+    elif best in (0, grid.size - 1):
+        warnings.warn(
+            f"the best prior precision, {float(grid[best]):.3g}, lies at the edge of the grid; "
+            "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
+            "log_prior_prec_max=...)",
+            CalibrationWarning,
+            stacklevel=4,
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GradientDescent(Method):
+    """`"gradient_descent"`: every hyperparameter of the starting point at once, in log space.
+
+    `optimizer` is any optax transformation; by default Adam with a cosine decay to zero.
+    """
+
+    num_steps: int = 300
+    learning_rate: float = 0.1
+    optimizer: optax.GradientTransformation | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1; got {self.num_steps}")
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning_rate must be positive; got {self.learning_rate}")
+
+    def search(
+        self, objective: Any, initial: dict[str, Any], progress: bool | None
+    ) -> tuple[dict[str, Any], Trace]:
+        """Steps in compiled blocks; the best point on the way is the answer."""
+        optimizer = self.optimizer or default_optimizer(self.learning_rate, self.num_steps)
+        mean = initial.get("prior_mean")
+        fixed = {} if mean is None else {"prior_mean": mean}
+        free = {name: value for name, value in initial.items() if name != "prior_mean"}
+        logs = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
+        state, points, values = optimizer.init(logs), [], []
+        block = 50
+        for start in progress_bar(
+            range(0, self.num_steps, block), None, "gradient descent", progress
+        ):
+            steps = min(block, self.num_steps - start)
+            logs, state, seen, value = _descend(optimizer, steps, objective, logs, state, fixed)
+            points.append(seen)
+            values.append(value)
+        trace = Trace(
+            jax.tree.map(lambda *x: jnp.exp(jnp.concatenate(x)), *points), jnp.concatenate(values)
+        )
+        best = _best(trace.values, trace.points)
+        chosen = jax.tree.map(lambda x: x[best], trace.points)
+        return {**fixed, **chosen}, trace
+
+
+@functools.cache
+def default_optimizer(learning_rate: float, num_steps: int) -> optax.GradientTransformation:
+    """One object per setting, so that compiled code is found again."""
+    return optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _descend(
+    optimizer: optax.GradientTransformation,
+    steps: int,
+    objective: Any,
+    logs: PyTree,
+    state: PyTree,
+    fixed: dict[str, Any],
+) -> tuple[PyTree, PyTree, PyTree, jax.Array]:
+    def value_of(logs: PyTree) -> jax.Array:
+        return objective({**fixed, **jax.tree.map(jnp.exp, logs)})
+
+    def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Any]:
+        logs, state = carry
+        value, gradient = jax.value_and_grad(value_of)(logs)
+        updates, state = optimizer.update(gradient, state, logs)
+        return (optax.apply_updates(logs, updates), state), (logs, value)
+
+    (logs, state), (points, values) = jax.lax.scan(step, (logs, state), None, length=steps)
+    return logs, state, points, values

@@ -1,0 +1,174 @@
+"""What a search minimises: a pure function of the prior arguments, ready for vmap and grad."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch, Loader
+from .._enums import CalibrationObjective, Pushforward, as_member
+from .._model import Model, model_cost
+from .._tree import PyTree, pytree, static
+from ..curvature._operator import MEMORY_BUDGET
+from ..evaluation import as_metric, check_metric, needed_fields, observe, refuse_weights
+from ..evidence import log_marginal_likelihood
+from ..likelihoods import DataFit
+from ..metrics import Metric
+from ..posterior import PosteriorFn
+from ..pushforward import ProbPredictive, SetProbPredictive, jacobian
+from ..pushforward._fields import Moments, Recipe, make_fields
+from ..pushforward._moments import bytes_per_example
+from ..pushforward._predictive import predict
+from ..structures import Projection, Structure
+
+STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
+
+
+@pytree
+class EvidenceObjective:
+    """-log p(D): the curvature's eigenvalues suffice, no pushforward and no refit."""
+
+    posterior_fn: PosteriorFn
+    fit: DataFit
+
+    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """The value to be minimised."""
+        return -log_marginal_likelihood(self.posterior_fn, prior_arguments, data=self.fit)
+
+    def bytes_per_point(self) -> int:
+        """Temporaries of one point of a grid."""
+        return 8 * self.posterior_fn.space.size
+
+
+@pytree
+class PredictiveObjective:
+    """A metric of the predictions on held-out data.
+
+    For the linear pushforward and a scalar prior the Jacobians are projected on the eigenbasis
+    once (`projection`); every further point is a small product.
+    """
+
+    predictive: SetProbPredictive
+    projection: Projection | None
+    output: jax.Array
+    input: PyTree
+    target: jax.Array
+    metric: Metric = static()
+    fields: tuple[str, ...] = static()
+    transform: Callable[[jax.Array], jax.Array] = static()
+
+    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """The value to be minimised."""
+        recipe = self.predictive.recipe
+        observed = observe(recipe, self._predict(prior_arguments), self.target)
+        return self.transform(self.metric.finalise(self.metric.batch(observed)))
+
+    def _predict(self, prior_arguments: Mapping[str, Any]) -> Mapping[str, jax.Array]:
+        p = self.predictive
+        arguments = p.posterior_fn.parse(prior_arguments)
+        if self.projection is None or arguments.precision.ndim:
+            posterior = p.posterior_fn.at(arguments)
+            made = ProbPredictive(
+                posterior, arguments.sigma_squared, p.key, p.model, p.recipe, (), p.memory_budget
+            )
+            return predict(made, self.input, self.fields)
+        c, prior = arguments.likelihood_scale, arguments.precision
+        f, cov = self.output, None
+        if p.recipe.needs_cov(self.fields):
+            flat = self.projection.covariance(c, prior).astype(f.dtype)
+            var = jnp.diagonal(flat, axis1=1, axis2=2)
+            cov = flat.reshape(*f.shape, *f.shape[1:])
+        else:
+            var = self.projection.marginal(c, prior).astype(f.dtype)
+        moments = Moments(f, f, var.reshape(f.shape), cov, None)
+        return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, self.fields)
+
+    def bytes_per_point(self) -> int:
+        """Temporaries of one point of a grid: outputs, covariances, sampled logits."""
+        if self.projection is None:
+            return MEMORY_BUDGET  # one point at a time: each holds Jacobians or networks
+        entries = self.output.size * (2 + self.predictive.recipe.num_samples)
+        return 8 * entries * max(1, math.prod(self.output.shape[1:]) // 8)
+
+
+def _same(value: jax.Array) -> jax.Array:
+    return value
+
+
+def _distance_from_one(value: jax.Array) -> jax.Array:
+    return jnp.abs(value - 1)
+
+
+def predictive_objective(
+    objective: Any, predictive: SetProbPredictive, model: Model, data: Batch
+) -> PredictiveObjective:
+    """Project the Jacobians of the held-out inputs, once."""
+    refuse_weights(data)
+    recipe = predictive.recipe
+    metric, transform = resolve_objective(objective, recipe)
+    fields = needed_fields([metric], recipe)
+    mean = predictive.posterior_fn.mean
+    output = _outputs(model, mean, data.input)
+    projection = None
+    if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
+        projection = _project(predictive, model, data.input, output)
+    return PredictiveObjective(
+        predictive, projection, output, data.input, data.target, metric, fields, transform
+    )
+
+
+def resolve_objective(
+    objective: Any, recipe: Recipe
+) -> tuple[Metric, Callable[[jax.Array], jax.Array]]:
+    """The metric behind an objective, and how its value becomes something to minimise."""
+    transform = _same
+    if isinstance(objective, str):
+        objective = str(as_member(CalibrationObjective, objective, "calibration_objective"))
+        # The mean squared standardised residual is right at one, not at zero.
+        transform = _distance_from_one if objective == "chi_squared" else _same
+    metric = as_metric(objective, recipe)
+    check_metric(str(objective), metric, recipe)
+    return metric, transform
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
+    return model.batch(input, params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _project_chunk(
+    model: Model, posterior_fn: PosteriorFn, structure: Structure, input: PyTree
+) -> Projection:
+    return structure.project(jacobian(model, posterior_fn.mean, posterior_fn.space, input))
+
+
+def _project(
+    predictive: SetProbPredictive, model: Model, input: PyTree, output: jax.Array
+) -> Projection | None:
+    """Chunk by chunk under the memory budget; None if even the projections would not fit."""
+    posterior_fn = predictive.posterior_fn
+    count, out = output.shape[0], output.shape[1:]
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
+    cost = model_cost(model, posterior_fn.mean, example).activation_bytes
+    each = bytes_per_example(predictive.recipe, posterior_fn.space, cost, out)
+    size = min(count, max(1, predictive.memory_budget // each))
+    structure, parts, held = posterior_fn.structure, [], 0
+    for start in range(0, count, size):
+        chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
+        parts.append(_project_chunk(model, posterior_fn, structure, chunk))
+        held += sum(leaf.nbytes for leaf in jax.tree.leaves(parts[-1]))
+        if held > STORE_LIMIT:
+            return None
+    return parts[0].join(parts[1:]) if len(parts) > 1 else parts[0]
+
+
+def whole_batch(data: Batch | Loader) -> Batch:
+    """Held-out data in one piece: a search visits it at every point."""
+    if isinstance(data, Batch):
+        return data
+    batches = list(data)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)

@@ -1,0 +1,188 @@
+"""`evaluation(...)`: metrics of a predictive over a data set."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._data import Batch, Loader
+from ._problem import make_problem
+from ._tree import PyTree
+from .likelihoods import Bernoulli, Likelihood
+from .metrics import (
+    CLASSIFICATION_METRICS,
+    REGRESSION_METRICS,
+    Metric,
+    average,
+    get_metric,
+)
+from .posterior import PosteriorFn
+from .pushforward import ProbPredictive, predictive
+from .pushforward._fields import Recipe
+from .pushforward._prediction import FIELDS
+
+MetricLike = str | Metric | Callable[..., Any]
+
+
+def evaluation(
+    posterior_fn: PosteriorFn,
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    prior_arguments: Mapping[str, Any],
+    data: Any,
+    *,
+    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None = None,
+    pushforward_type: str = "linear",
+    predictive_type: str | None = None,
+    num_samples: int = 100,
+    key: jax.Array | None = None,
+    progress: bool | None = None,
+) -> tuple[dict[str, Any], ProbPredictive]:
+    """Metrics over a whole data set, exact on ragged batches.
+
+    Args:
+        posterior_fn: From `laplace`.
+        model_fn: The same model.
+        params: The weights that `posterior_fn` was fitted at.
+        prior_arguments: Hyperparameters, for example from `calibration`.
+        data: Arrays or a loader, as for `laplace`.
+        metrics: Names, `Metric` objects, or plain functions whose parameters are fields of the
+            prediction (`pred_mean`, `total_var`, `pred_act`, ..., `target`); a mapping names
+            them. By default the usual ones for the likelihood.
+        pushforward_type: See `predictive`.
+        predictive_type: See `predictive`.
+        num_samples: See `predictive`.
+        key: See `predictive`.
+        progress: Show a bar while a loader is read; by default when a terminal is attached.
+
+    Returns:
+        A dict from metric to number, and the predictive that was judged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax import laplace
+        >>> x = jnp.linspace(0.0, 1.0, 5)
+        >>> model_fn = lambda input, params: params["a"] * input
+        >>> params = {"a": jnp.asarray(2.0)}
+        >>> posterior_fn, _ = laplace(model_fn, params, (x, 2 * x), loss_fn="mse")
+        >>> results, _ = evaluation(
+        ...     posterior_fn, model_fn, params, {"prior_prec": 1.0}, (x, 2 * x), metrics=["rmse"]
+        ... )
+        >>> results
+        {'rmse': 0.0}
+    """
+    posterior_fn.check_params(params)
+    made = predictive(
+        posterior_fn,
+        model_fn,
+        pushforward_type=pushforward_type,
+        predictive_type=predictive_type,
+        num_samples=num_samples,
+        key=key,
+    )
+    chosen = resolve_metrics(metrics, made.recipe)
+    prob_predictive = made(prior_arguments)
+    problem = make_problem(
+        model_fn,
+        params,
+        data,
+        posterior_fn.likelihood,
+        vmap_over_data=posterior_fn.vmap_over_data,
+        progress=progress,
+    )
+    fields = needed_fields(chosen.values(), made.recipe)
+    batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
+    parts: dict[str, list[Any]] = {name: [] for name in chosen}
+    for batch in batches:
+        refuse_weights(batch)
+        observed = observe(made.recipe, prob_predictive(batch.input, fields), batch.target)
+        for name, metric in chosen.items():
+            parts[name].append(metric.batch(observed))
+    results = {name: metric.finalise(metric.merge(parts[name])) for name, metric in chosen.items()}
+    return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
+
+
+def resolve_metrics(
+    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None, recipe: Recipe
+) -> dict[str, Metric]:
+    """Names and functions to metrics; one that asks for a field that is not there is refused."""
+    if metrics is None:
+        metrics = _default_metrics(recipe)
+    if isinstance(metrics, str):
+        raise TypeError(f"metrics must be a list or a mapping; write metrics=[{metrics!r}]")
+    named = metrics if isinstance(metrics, Mapping) else {_name_of(m): m for m in metrics}
+    resolved = {name: as_metric(metric, recipe) for name, metric in named.items()}
+    for name, metric in resolved.items():
+        check_metric(name, metric, recipe)
+    return resolved
+
+
+def as_metric(metric: MetricLike, recipe: Recipe) -> Metric:
+    """A name, a function or a metric, as a metric."""
+    if isinstance(metric, Metric):
+        return metric
+    return get_metric(metric, _task(recipe)) if isinstance(metric, str) else average(metric)
+
+
+def check_metric(name: str, metric: Metric, recipe: Recipe) -> None:
+    """Every field that a metric reads must exist in the prediction."""
+    for field in metric.fields:
+        if field != "target" and field not in recipe.allowed_fields:
+            known = FIELDS.get(field, "no field of any prediction")
+            raise ValueError(
+                f"metric {name!r} asks for {field!r} ({known}), which this prediction does not "
+                f"have (loss_fn {recipe.likelihood.name}, pushforward {recipe.pushforward}); it "
+                f"has: {', '.join(recipe.allowed_fields)}, target"
+            )
+
+
+def needed_fields(metrics: Iterable[Metric], recipe: Recipe) -> tuple[str, ...]:
+    """The fields that these metrics read, the target aside."""
+    names = {field for metric in metrics for field in metric.fields} - {"target"}
+    if recipe.classification and "pred_act" in names:  # read off its logarithm, see `observe`
+        names = names - {"pred_act"} | {"log_pred_act"}
+    return tuple(sorted(names))
+
+
+def observe(recipe: Recipe, prediction: Mapping[str, jax.Array], target: jax.Array) -> dict:
+    """Prediction and target as metrics want them: binary outputs are two classes."""
+    fields: dict[str, Any] = dict(prediction)
+    if "log_pred_act" in fields:
+        fields["pred_act"] = jnp.exp(fields["log_pred_act"])
+    if isinstance(recipe.likelihood, Bernoulli) and jnp.issubdtype(target.dtype, jnp.floating):
+        target = jnp.stack([1 - target, target], axis=-1)
+    return {**fields, "target": target}
+
+
+def refuse_weights(batch: Batch) -> None:
+    """Metrics are means over examples; a weight would have no meaning in most of them."""
+    if batch.weight is not None:
+        raise ValueError("data for evaluation and calibration takes no weight; drop it")
+
+
+def _task(recipe: Recipe) -> str:
+    if recipe.regression:
+        return "regression"
+    return "classification" if recipe.classification else "ood"
+
+
+def _default_metrics(recipe: Recipe) -> Mapping[str, MetricLike]:
+    if recipe.regression:
+        return REGRESSION_METRICS
+    if recipe.classification:
+        return CLASSIFICATION_METRICS
+    likelihood: Likelihood = recipe.likelihood
+    raise ValueError(
+        f"there is no default set of metrics for loss_fn {likelihood.name}; pass metrics=[...], "
+        "functions of the prediction's fields"
+    )
+
+
+def _name_of(metric: MetricLike) -> str:
+    if isinstance(metric, str):
+        return metric
+    name = getattr(metric, "__name__", None)
+    if name is None or name == "<lambda>":
+        raise ValueError("a metric without a name: pass a mapping, metrics={'mine': ...}")
+    return name
