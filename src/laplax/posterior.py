@@ -22,6 +22,11 @@ class CurvEstimate:
     diagnostics: dict[str, Any]
     space: ParamSpace = static()
 
+    @property
+    def coverage(self) -> Any:
+        """Which leaf was computed how, for estimators that look inside the model."""
+        return self.diagnostics.get("coverage")
+
     def mv(self, v: PyTree) -> PyTree:
         """G v for a pytree like `params` or a flat vector; the same form comes back."""
         return self.space.apply(self.structure.mv, v)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._data import progress_bar
@@ -58,10 +59,13 @@ class GridSearch(Method):
             raise ValueError(f"grid_size must be at least 1; got {self.grid_size}")
         if self.log_prior_prec_min > self.log_prior_prec_max:
             raise ValueError("log_prior_prec_min must not exceed log_prior_prec_max")
-        if self.grid is not None and (jnp.ndim(self.grid) != 1 or jnp.size(self.grid) == 0):
+        if self.grid is None:
+            return
+        grid = np.asarray(self.grid)
+        if grid.ndim != 1 or grid.size == 0:
             raise ValueError("grid must be a list of prior precisions")
-        if self.grid is not None and not bool(jnp.all(jnp.asarray(self.grid) > 0)):
-            raise ValueError("grid must hold positive prior precisions")
+        if not np.all((grid > 0) & np.isfinite(grid)):
+            raise ValueError("grid must hold positive, finite prior precisions")
 
     def search(
         self, objective: Any, initial: dict[str, Any], progress: bool | None
@@ -71,7 +75,8 @@ class GridSearch(Method):
         if grid is None:
             grid = jnp.logspace(self.log_prior_prec_min, self.log_prior_prec_max, self.grid_size)
         grid = jnp.asarray(grid)
-        fixed = {name: jnp.asarray(v) for name, v in initial.items() if name != "prior_prec"}
+        rest = {name: value for name, value in initial.items() if name != "prior_prec"}
+        fixed = jax.tree.map(jnp.asarray, rest)
         size = max(1, MEMORY_BUDGET // objective.bytes_per_point())
         pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
@@ -109,7 +114,7 @@ def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
             CalibrationWarning,
             stacklevel=4,
         )
-    elif best in (0, grid.size - 1):
+    elif bool((grid[best] == grid.min()) | (grid[best] == grid.max())):
         warnings.warn(
             f"the best prior precision, {float(grid[best]):.3g}, lies at the edge of the grid; "
             "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "

@@ -91,7 +91,10 @@ class PredictiveObjective:
         if self.projection is None:
             return MEMORY_BUDGET  # one point at a time: each holds Jacobians or networks
         entries = self.output.size * (2 + self.predictive.recipe.num_samples)
-        return 8 * entries * max(1, math.prod(self.output.shape[1:]) // 8)
+        size = 8 * entries * max(1, math.prod(self.output.shape[1:]) // 8)
+        if self.predictive.recipe.needs_cov(self.fields):  # each point scales a copy
+            size += sum(leaf.nbytes for leaf in jax.tree.leaves(self.projection))
+        return size
 
 
 def _same(value: jax.Array) -> jax.Array:
@@ -130,7 +133,7 @@ def resolve_objective(
         # The mean squared standardised residual is right at one, not at zero.
         transform = _distance_from_one if objective == "chi_squared" else _same
     metric = as_metric(objective, recipe)
-    check_metric(str(objective), metric, recipe)
+    check_metric(getattr(objective, "__name__", str(objective)), metric, recipe)
     return metric, transform
 
 

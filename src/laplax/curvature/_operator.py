@@ -142,9 +142,21 @@ class CurvatureOperator:
         """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
         itemsize = self.space.dtype.itemsize
         per_row = self.size * itemsize * 2 + self.cost.activation_bytes
-        chunking = self.chunking(per_row * self.rows_per_example)
-        total = fold(step, carry, self.data, chunking, self.local)
+        return self.fold(step, carry, per_row * self.rows_per_example)
+
+    def fold(self, step: Any, carry: jax.Array, bytes_per_example: int, *args: PyTree) -> jax.Array:
+        """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""
+        chunking = self.chunking(bytes_per_example)
+        total = fold(step, carry, self.data, chunking, self.local, *args)
         return total * jnp.asarray(self.scale, total.dtype)
+
+    @property
+    def program(self) -> Any:
+        """The model with taps."""
+        from ..taps import trace_taps
+
+        example = self.data.peek() if isinstance(self.data, Loader) else self.data
+        return trace_taps(self.local.model, self.local.params, example.example()[0])
 
 
 def subset_scale(total: int, seen: int | jax.Array) -> float | jax.Array:

@@ -10,30 +10,50 @@ from .._data import Batch
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure
+from ..taps import Program
+from ..taps._diagonal import bytes_per_example, coverage_of, diagonal_of_batch
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExactDiagonal(Estimator):
-    """`"diagonal"`: exact. Column sums of squared rows; for the Hessian, P products in blocks."""
+    """`"diagonal"`: exact. From taps where the curvature has rows; the Hessian by P products.
+
+    The coverage report in the diagnostics says how each leaf was computed.
+    """
 
     several_passes: ClassVar[bool] = False
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """One pass by rows."""
+        """One pass."""
         if operator.has_rows:
+            program = operator.program
             zeros = jnp.zeros(operator.size, operator.space.dtype)
-            return Diagonal(operator.fold_rows(_add_squares, zeros)), {}
+            leaves = jax.tree.leaves(operator.local.params)
+            columns, itemsize = operator.rows_per_example, operator.space.dtype.itemsize
+            cost = bytes_per_example(program, leaves, columns, itemsize)
+            values = operator.fold(_add_diagonal, zeros, cost, StaticProgram(program))
+            return Diagonal(values), {"coverage": coverage_of(program)}
         operator.require_passes("an exact diagonal of the Hessian")
-        values = [
+        blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
             for start, eye in identity_blocks(operator.size, 64, operator.space.dtype)
         ]
-        return Diagonal(settle_negative(jnp.concatenate(values), operator)), {}
+        return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
 
 
-def _add_squares(total: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
-    return total + jnp.sum(jnp.square(local.rows(batch)), axis=0)
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class StaticProgram:
+    """A program on its way through a compiled step."""
+
+    program: Program
+
+
+def _add_diagonal(
+    total: jax.Array, batch: Batch, local: LocalCurvature, static: StaticProgram
+) -> jax.Array:
+    return total + diagonal_of_batch(static.program, local, batch)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -49,7 +49,9 @@ class Prediction(Mapping[str, jax.Array]):
         return len(self._fields)
 
     def __repr__(self) -> str:
-        return f"Prediction({', '.join(f'{k}: {v.shape}' for k, v in self._fields.items())})"
+        # A tree map may have put anything in the place of the arrays.
+        parts = (f"{name}: {getattr(x, 'shape', x)}" for name, x in self._fields.items())
+        return f"Prediction({', '.join(parts)})"
 
     def tree_flatten(self) -> tuple[tuple[jax.Array, ...], tuple[str, ...]]:
         """Numbers and names."""

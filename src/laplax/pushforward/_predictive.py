@@ -96,9 +96,11 @@ def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Ar
     posterior = predictive.posterior
     J1 = jacobian(predictive.model, posterior.mean, posterior.space, first)
     J2 = jacobian(predictive.model, posterior.mean, posterior.space, second)
-    solved = posterior.precision.solve(J2.reshape(-1, posterior.space.size).T)
-    flat = J1.reshape(-1, posterior.space.size) @ solved
-    return flat.reshape(*J1.shape[:2], *J2.shape[:2])
+    # Both sides through the root: positive semi-definite, and a weak prior costs no digits.
+    half1, half2 = (
+        posterior.precision.scale_t_mv(J.reshape(-1, posterior.space.size).T) for J in (J1, J2)
+    )
+    return (half1.T @ half2).reshape(*J1.shape[:2], *J2.shape[:2])
 
 
 @pytree

@@ -1,0 +1,128 @@
+"""The exact diagonal of R^T R from taps: layer inputs and output gradients, no rows of length P."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch
+from .._tree import PyTree
+from ..curvature._kinds import OuterProductCurvature
+from ..curvature._operator import LocalCurvature
+from ..likelihoods import weigh
+from ._coverage import Coverage
+from ._program import Program
+from ._uses import MatmulUse, transpose_map
+
+
+def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> jax.Array:
+    """Column sums of the squared rows, shape (P,)."""
+    curvature = local.curvature
+    assert isinstance(curvature, OuterProductCurvature)
+
+    def one(x: PyTree, y: PyTree, index: jax.Array, weight: jax.Array | None) -> Any:
+        def columns_of(f: jax.Array) -> jax.Array:
+            factor = curvature.factor(local.likelihood, f, y, index)
+            return factor if weight is None else weigh(factor, jnp.sqrt(weight))
+
+        acts, gs = program.factors(x, local.params, columns_of)
+        return acts, gs, _uncovered_rows(program, local, x, columns_of)
+
+    axes = (0, 0, 0, None if batch.weight is None else 0)
+    acts, gs, rows = jax.vmap(one, in_axes=axes)(
+        batch.input, batch.target, batch.index, batch.weight
+    )
+    dtype, leaves = local.space.dtype, jax.tree.leaves(local.params)
+    parts = []
+    for i, leaf in enumerate(leaves):
+        if i in rows:
+            parts.append(_sum_of_squares(rows[i].astype(dtype)))
+        else:
+            taps = program.uses_of(i)
+            parts.append(_leaf_diagonal(program, taps, acts, gs, leaf, dtype))
+    return local.space.flatten(jax.tree.unflatten(local.space.treedef, parts))
+
+
+def _sum_of_squares(rows: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(rows), axis=(0, 1))
+
+
+def _leaf_diagonal(
+    program: Program, taps: list[int], acts: list, gs: list, leaf: jax.Array, dtype: Any
+) -> jax.Array:
+    if not taps:
+        return jnp.zeros(leaf.shape, dtype)
+    like = jax.ShapeDtypeStruct(leaf.shape, dtype)
+    use = program.uses[taps[0]]
+    if len(taps) == 1 and isinstance(use, MatmulUse):
+        a = jax.vmap(use.act)(acts[taps[0]]).astype(dtype)
+        g = jax.vmap(jax.vmap(use.out))(gs[taps[0]]).astype(dtype)
+        return transpose_map(use.weight, like, _matrix_diagonal(a, g))
+    gradients = [
+        jax.vmap(lambda a, g, u=program.uses[i]: jax.vmap(lambda g: u.gradient(a, g, like))(g))(
+            acts[i], gs[i].astype(dtype)
+        )
+        for i in taps
+    ]
+    # Several uses of one weight, or one weight at several positions: sum before squaring.
+    return _sum_of_squares(sum(gradients[1:], gradients[0]))
+
+
+def _matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
+    """Sum over n, k of (sum_t a_nbti g_nkbto)^2, for a (n, B, T, I) and g (n, K, B, T, O)."""
+    if a.shape[2] == 1:  # a weight used once by an example: one GEMM over the batch
+        squares = jnp.sum(jnp.square(g), axis=1)
+        return jnp.einsum("nbti,nbto->bio", jnp.square(a), squares)
+    gradients = jnp.einsum("nbti,nkbto->nbiko", a, g)
+    return jnp.sum(jnp.square(gradients), axis=(0, 3))
+
+
+def _uncovered_rows(program: Program, local: LocalCurvature, x: PyTree, columns_of: Any) -> dict:
+    """Rows (K, *leaf) of the leaves that no tap covers, by a plain pull-back."""
+    missing = [i for i, _ in program.uncovered]
+    if not missing:
+        return {}
+    leaves, treedef = jax.tree.flatten(local.params)
+
+    def output(some: list[jax.Array]) -> jax.Array:
+        full = list(leaves)
+        for i, leaf in zip(missing, some, strict=True):
+            full[i] = leaf
+        return local.model.one(x, jax.tree.unflatten(treedef, full))
+
+    f, pull = jax.vjp(output, [leaves[i] for i in missing])
+    rows = jax.vmap(pull)(jnp.moveaxis(columns_of(f), -1, 0))[0]
+    return dict(zip(missing, rows, strict=True))
+
+
+def bytes_per_example(program: Program, leaves: list[Any], columns: int, itemsize: int) -> int:
+    """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
+    outs = sum(math.prod(s.shape) for s in program.out_structs)
+    widest = 0
+    for i, leaf in enumerate(leaves):
+        taps = program.uses_of(i)
+        if len(taps) == 1 and isinstance(program.uses[taps[0]], MatmulUse):
+            use = program.uses[taps[0]]
+            assert isinstance(use, MatmulUse)
+            positions = jax.eval_shape(use.out, program.out_structs[taps[0]]).shape[1]
+            widest = max(widest, leaf.size if positions > 1 else 0)
+        else:
+            widest = max(widest, leaf.size * max(len(taps), 1))
+    return columns * itemsize * (3 * outs + 2 * widest)
+
+
+def coverage_of(program: Program) -> Coverage:
+    """How the diagonal of every leaf is computed."""
+    rows, reasons = [], dict(program.uncovered)
+    for i, name in enumerate(program.names):
+        taps = program.uses_of(i)
+        if i in reasons:
+            rows.append((name, "rows", reasons[i]))
+        elif not taps:
+            rows.append((name, "zero", "the output does not depend on it"))
+        else:
+            kinds = {"matmul" if isinstance(program.uses[t], MatmulUse) else "linear" for t in taps}
+            uses = "" if len(taps) == 1 else f"{len(taps)} uses, summed before squaring"
+            rows.append((name, f"taps ({', '.join(sorted(kinds))})", uses))
+    return Coverage(tuple(rows))

@@ -1,0 +1,93 @@
+"""A traced model with taps: what is recorded, what is not covered, and the factors (a, g)."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._model import Model
+from .._tree import PyTree, leaf_names
+from ._interpret import Cell, Interpreter
+from ._uses import Use
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """The model's jaxpr for one example. Static and cached: its identity keys compiled code."""
+
+    jaxpr: Any
+    num_inputs: int
+    uses: tuple[Use, ...]
+    out_structs: tuple[jax.ShapeDtypeStruct, ...]
+    uncovered: tuple[tuple[int, str], ...]
+    names: tuple[str, ...]
+
+    def uses_of(self, leaf: int) -> list[int]:
+        """The taps of one leaf."""
+        return [i for i, use in enumerate(self.uses) if use.leaf == leaf]
+
+    def covered(self, leaf: int) -> bool:
+        """Whether every use of the leaf is tapped. A leaf without any use is: its block is 0."""
+        return leaf not in dict(self.uncovered)
+
+    def run(
+        self, input: PyTree, params: PyTree, perturbations: Sequence[jax.Array] | None
+    ) -> tuple[jax.Array, Interpreter]:
+        """The output of one example, and what was recorded on the way."""
+        interpreter = Interpreter(perturbations)
+        leaves = jax.tree.leaves(params)
+        cells = [Cell(x) for x in jax.tree.leaves(input)]
+        cells += [Cell(w, i, lambda leaf: leaf) for i, w in enumerate(leaves)]
+        out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
+        if out.leaf is not None:
+            interpreter.uncovered.setdefault(out.leaf, "returned as the output")
+        return out.value, interpreter
+
+    def factors(
+        self, input: PyTree, params: PyTree, columns_of: Any
+    ) -> tuple[list[Any], list[jax.Array]]:
+        """For one example: recorded operands a, and g (K, *out) at every tap.
+
+        `columns_of(f)` gives the factor S (*f.shape, K); one pull-back serves all taps.
+        """
+
+        def tapped(perturbations: list[jax.Array]) -> tuple[jax.Array, list[Any]]:
+            f, interpreter = self.run(input, params, perturbations)
+            return f, interpreter.acts
+
+        zeros = [jnp.zeros(s.shape, s.dtype) for s in self.out_structs]
+        f, pull, acts = jax.vjp(tapped, zeros, has_aux=True)
+        columns = jnp.moveaxis(columns_of(f), -1, 0)
+        return acts, jax.vmap(pull)(columns)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Program:
+    input, params = jax.tree.unflatten(treedef, structs)
+    jaxpr = jax.make_jaxpr(model.one)(input, params)
+    empty = Program(jaxpr, num_inputs, (), (), (), tuple(leaf_names(params)))
+    found: list[Interpreter] = []
+
+    def dry(input: PyTree, params: PyTree) -> tuple[jax.Array, list[Any]]:
+        f, interpreter = empty.run(input, params, None)
+        found.append(interpreter)
+        return f, interpreter.outs
+
+    _, outs = jax.eval_shape(dry, input, params)
+    interpreter = found[-1]
+    return dataclasses.replace(
+        empty,
+        uses=tuple(interpreter.uses),
+        out_structs=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs),
+        uncovered=tuple(interpreter.uncovered.items()),
+    )
+
+
+def trace_taps(model: Model, params: PyTree, example: PyTree) -> Program:
+    """The program of a model; traced once per model and shapes."""
+    leaves, treedef = jax.tree.flatten((example, params))
+    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
+    return _trace(model, treedef, structs, len(jax.tree.leaves(example)))

@@ -1,0 +1,133 @@
+"""Places where a parameter meets the data, brought into a few canonical forms."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Map = Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MatmulUse:
+    """out = a W, with a (B, T, I), W (B, I, O) and out (B, T, O) after rearrangement.
+
+    Dense layers, projections and convolutions all are this: T counts the positions at which one
+    example uses the weight (tokens, pixels), B independent groups.
+    """
+
+    leaf: int
+    act: Map  # the recorded operand -> (B, T, I)
+    weight: Map  # the parameter leaf -> (B, I, O), a rearrangement
+    out: Map  # the operation's output -> (B, T, O)
+
+    def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
+        """The leaf's gradient for one example and one column."""
+        matrix = jnp.einsum("bti,bto->bio", self.act(a), self.out(g))
+        return transpose_map(self.weight, like, matrix)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinearUse:
+    """out = apply(leaf, act), linear in the leaf: biases, scales, embeddings."""
+
+    leaf: int
+    apply: Callable[[jax.Array, Any], jax.Array]
+
+    def gradient(self, a: Any, g: jax.Array, like: Any) -> jax.Array:
+        """The leaf's gradient for one example and one column."""
+        return transpose_map(lambda w: self.apply(w, a), like, g)
+
+
+Use = MatmulUse | LinearUse
+
+
+def transpose_map(fn: Map, like: Any, value: jax.Array) -> jax.Array:
+    """fn^T value for a linear fn of arrays shaped `like`, in the value's precision.
+
+    The views of a leaf may change its dtype; gradients are kept in that of the output.
+    """
+    struct = jax.ShapeDtypeStruct(like.shape, like.dtype)
+    out = jax.eval_shape(fn, struct)
+    return jax.linear_transpose(fn, struct)(value.astype(out.dtype))[0]
+
+
+def _axes_to(x_axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    rest = [i for i in range(ndim) if i not in x_axes]
+    return (*x_axes, *rest)
+
+
+def matmul_use(leaf: int, view: Map, shapes: list[tuple], which: int, numbers: Any) -> MatmulUse:
+    """A `dot_general` whose operand `which` is a view of a parameter."""
+    contract, batch = numbers
+    w_shape, a_shape = shapes[which], shapes[1 - which]
+    wc, wb = tuple(contract[which]), tuple(batch[which])
+    ac, ab = tuple(contract[1 - which]), tuple(batch[1 - which])
+    w_free = [i for i in range(len(w_shape)) if i not in (*wc, *wb)]
+    a_free = [i for i in range(len(a_shape)) if i not in (*ac, *ab)]
+    size_b = math.prod(w_shape[i] for i in wb)
+    size_i = math.prod(w_shape[i] for i in wc)
+    size_o = math.prod(w_shape[i] for i in w_free)
+    size_t = math.prod(a_shape[i] for i in a_free)
+
+    def act(a: jax.Array) -> jax.Array:
+        return a.transpose(*ab, *a_free, *ac).reshape(size_b, size_t, size_i)
+
+    def weight(w: jax.Array) -> jax.Array:
+        return view(w).transpose(*wb, *wc, *w_free).reshape(size_b, size_i, size_o)
+
+    def out(g: jax.Array) -> jax.Array:  # dot_general puts batch, then lhs free, then rhs free
+        if which == 1:
+            return g.reshape(size_b, size_t, size_o)
+        return g.reshape(size_b, size_o, size_t).swapaxes(1, 2)
+
+    return MatmulUse(leaf, act, weight, out)
+
+
+def convolution_use(leaf: int, view: Map, shapes: list[tuple], params: dict) -> MatmulUse:
+    """A convolution as patches times a matrix: any stride, padding, dilation, groups, layout."""
+    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
+    groups, kernel = params["feature_group_count"], [shapes[1][i] for i in rhs_spec[2:]]
+    channels, features = shapes[1][rhs_spec[1]], shapes[1][rhs_spec[0]]
+    inputs = channels * math.prod(kernel)
+
+    def act(a: jax.Array) -> jax.Array:
+        patches = _patches(a.transpose(lhs_spec), kernel, params)  # (K, N, C, *S)
+        k, n, c = patches.shape[:3]
+        patches = patches.reshape(k, n, groups, c // groups, -1)
+        return patches.transpose(2, 1, 4, 3, 0).reshape(groups, -1, inputs)
+
+    def weight(w: jax.Array) -> jax.Array:
+        flat = view(w).transpose(rhs_spec).reshape(groups, features // groups, inputs)
+        return flat.swapaxes(1, 2)
+
+    def out(g: jax.Array) -> jax.Array:
+        g = g.transpose(out_spec)
+        g = g.reshape(g.shape[0], groups, features // groups, -1)
+        return g.transpose(1, 0, 3, 2).reshape(groups, -1, features // groups)
+
+    return MatmulUse(leaf, act, weight, out)
+
+
+def _patches(x: jax.Array, kernel: Sequence[int], params: dict) -> jax.Array:
+    """x (N, C, *S) to (K, N, C, *S'): one strided slice of the padded input per kernel entry."""
+    padding = [(0, 0, 0), (0, 0, 0)] + [
+        (low, high, dilation - 1)
+        for (low, high), dilation in zip(params["padding"], params["lhs_dilation"], strict=True)
+    ]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
+    strides, dilations = params["window_strides"], params["rhs_dilation"]
+    sizes = [
+        (x.shape[2 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1
+        for d in range(len(kernel))
+    ]
+    slices = []
+    for offset in itertools.product(*(range(k) for k in kernel)):
+        start = [dilations[d] * offset[d] for d in range(len(kernel))]
+        stop = [start[d] + strides[d] * (sizes[d] - 1) + 1 for d in range(len(kernel))]
+        slices.append(jax.lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *strides)))
+    return jnp.stack(slices)
