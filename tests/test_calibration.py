@@ -28,7 +28,7 @@ TARGETS = {
 
 @functools.cache
 def fit(loss_fn="mse", name="full", examples=15):
-    """A network whose curvature has more rows than parameters at 15 examples, fewer at 5."""
+    """A network whose curvature has more rows than parameters at 15 examples, fewer at 4."""
     x, params = cases.random(examples, 2, seed=23), cases.mlp()
     target = jax.vmap(lambda x: cases.mlp_fn(x, params))(x)
     target = target + 0.3 * cases.random(examples, 3, seed=24)
@@ -177,14 +177,19 @@ def test_a_linear_grid_for_regression_equals_a_loop(name, objective):
     assert_same_search(found, loop(fit("mse", name)[0], "mse", objective))
 
 
-@pytest.mark.parametrize("name", FITS)
 @pytest.mark.parametrize(
-    ("loss_fn", "objective"), [("mse", "nll"), ("mse", "chi_squared"), ("cross_entropy", "ece")]
+    ("name", "loss_fn", "objective"),
+    [
+        ("full", "mse", "nll"),
+        ("diagonal", "mse", "chi_squared"),
+        ("lanczos", "cross_entropy", "ece"),
+        ("full", "cross_entropy", "nll"),
+    ],
 )
 def test_a_nonlinear_grid_equals_a_loop(name, loss_fn, objective):
     options = {"pushforward_type": "nonlinear", "num_samples": 7, "key": jax.random.key(4)}
-    found = search(loss_fn, name, examples=5, calibration_objective=objective, **options)
-    posterior_fn, _ = fit(loss_fn, name, 5)
+    found = search(loss_fn, name, examples=4, calibration_objective=objective, **options)
+    posterior_fn, _ = fit(loss_fn, name, 4)
     assert_same_search(found, loop(posterior_fn, loss_fn, objective, **options))
 
 
@@ -310,8 +315,10 @@ def test_a_grid_of_covariances_counts_the_projected_jacobians_of_every_point():
     assert bytes_of("mean_field_2") - bytes_of("mean_field_1") >= 8 * 11 * 3 * parameters
 
 
-@pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("predictive_type", ["mean_field_0", "mean_field_2"])
+@pytest.mark.parametrize(
+    ("name", "predictive_type"),
+    [("full", "mean_field_0"), ("diagonal", "mean_field_2"), ("lanczos", "mean_field_2")],
+)
 def test_jacobians_projected_in_chunks_give_the_same_values(monkeypatch, name, predictive_type):
     options = {"calibration_objective": "nll", "predictive_type": predictive_type}
     whole = search("cross_entropy", name, **options)[1].trace
@@ -378,7 +385,7 @@ def test_a_second_search_on_other_data_does_not_trace_the_model_again(method, op
     first, values = run(31)
     second, others = run(41)
     # What is left looks at shapes: the output of one example, and what it costs.
-    assert second <= 2 < first
+    assert second <= 3 < first
     assert not np.allclose(values, others)
 
 
@@ -421,8 +428,18 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("objective", ["marginal_log_likelihood", "nll", "nonlinear nll"])
-@pytest.mark.parametrize("given", STARTS)
+@pytest.mark.parametrize(
+    ("given", "objective"),
+    [
+        ("scalar", "nll"),
+        ("scalar", "nonlinear nll"),
+        ("per layer", "marginal_log_likelihood"),
+        ("per layer", "nll"),
+        ("all", "nll"),
+        ("temperature", "nll"),
+        ("temperature", "marginal_log_likelihood"),
+    ],
+)
 def test_gradient_descent_moves_every_hyperparameter_and_lowers_the_objective(objective, given):
     loss_fn, initial = STARTS[given]
     options = {}

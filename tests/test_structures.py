@@ -9,6 +9,7 @@ from jax.test_util import check_grads
 import cases
 from laplax._tree import ParamSpace
 from laplax.posterior import Posterior
+from laplax.structures import LowRank
 
 PRIORS = {"scalar": jnp.asarray(0.7), "vector": jnp.linspace(0.2, 2.0, cases.SIZE)}
 C = jnp.asarray(1.7)
@@ -126,3 +127,12 @@ def test_a_structure_is_a_pytree_of_its_numbers(structure):
     doubled = jax.tree.map(lambda x: 2 * x if x.ndim == 1 else x, structure)
     assert type(doubled) is type(structure)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(structure))
+
+
+def test_a_weak_prior_does_not_cancel_in_single_precision():
+    structure = LowRank(jnp.eye(6, 3, dtype=jnp.float32), jnp.asarray([3e3, 2e3, 1e3], jnp.float32))
+    precision = structure.precision(jnp.float32(1), jnp.float32(1e-5))
+    expected = 1 / jnp.asarray([3e3, 2e3, 1e3], jnp.float32)
+    np.testing.assert_allclose(precision.variance()[:3], expected, rtol=1e-5)
+    solved = precision.solve(jnp.eye(6, dtype=jnp.float32))
+    np.testing.assert_allclose(jnp.diagonal(solved)[:3], expected, rtol=1e-5)

@@ -1,5 +1,6 @@
 """`evaluation(...)`: metrics of a predictive over a data set."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .metrics import (
     Metric,
     average,
     get_metric,
+    required_parameters,
 )
 from .posterior import PosteriorFn
 from .pushforward import ProbPredictive, predictive
@@ -112,6 +114,12 @@ def resolve_metrics(
     if isinstance(metrics, str):
         raise TypeError(f"metrics must be a list or a mapping; write metrics=[{metrics!r}]")
     named = metrics if isinstance(metrics, Mapping) else {_name_of(m): m for m in metrics}
+    if len(named) < len(metrics):
+        names = [_name_of(m) for m in metrics]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"two metrics are named {twice!r}: pass a mapping, metrics={{'mine': ...}}"
+        )
     resolved = {name: as_metric(metric, recipe) for name, metric in named.items()}
     for name, metric in resolved.items():
         check_metric(name, metric, recipe)
@@ -122,7 +130,9 @@ def as_metric(metric: MetricLike, recipe: Recipe) -> Metric:
     """A name, a function or a metric, as a metric."""
     if isinstance(metric, Metric):
         return metric
-    return get_metric(metric, _task(recipe)) if isinstance(metric, str) else average(metric)
+    if isinstance(metric, str):
+        return _metric_of_name(metric, recipe)
+    return average(_of_ones(metric) if isinstance(recipe.likelihood, Bernoulli) else metric)
 
 
 def check_metric(name: str, metric: Metric, recipe: Recipe) -> None:
@@ -150,8 +160,11 @@ def observe(recipe: Recipe, prediction: Mapping[str, jax.Array], target: jax.Arr
     fields: dict[str, Any] = dict(prediction)
     if "log_pred_act" in fields:
         fields["pred_act"] = jnp.exp(fields["log_pred_act"])
-    if isinstance(recipe.likelihood, Bernoulli) and jnp.issubdtype(target.dtype, jnp.floating):
-        target = jnp.stack([1 - target, target], axis=-1)
+    if isinstance(recipe.likelihood, Bernoulli):
+        if jnp.issubdtype(target.dtype, jnp.floating):
+            target = jnp.stack([1 - target, target], axis=-1)
+        elif target.dtype == bool:
+            target = target.astype(int)
     return {**fields, "target": target}
 
 
@@ -161,10 +174,28 @@ def refuse_weights(batch: Batch) -> None:
         raise ValueError("data for evaluation and calibration takes no weight; drop it")
 
 
-def _task(recipe: Recipe) -> str:
-    if recipe.regression:
-        return "regression"
-    return "classification" if recipe.classification else "ood"
+def _metric_of_name(name: str, recipe: Recipe) -> Metric:
+    if recipe.regression or recipe.classification:
+        return get_metric(name, "regression" if recipe.regression else "classification")
+    raise ValueError(
+        f"metric {name!r}: metrics by name are for regression and classification, not for loss_fn "
+        f"{recipe.likelihood.name}; pass a function of the prediction's fields"
+    )
+
+
+def _of_ones(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function of binary outputs reads the prediction's own fields: undo `observe`."""
+    names = required_parameters(fn)
+
+    @functools.wraps(fn)
+    def wrapped(*values: jax.Array) -> Any:
+        return fn(*map(own, names, values))
+
+    def own(name: str, value: jax.Array) -> jax.Array:
+        floating = jnp.issubdtype(value.dtype, jnp.floating)
+        return value[..., 1] if name == "pred_act" or (name == "target" and floating) else value
+
+    return wrapped
 
 
 def _default_metrics(recipe: Recipe) -> Mapping[str, MetricLike]:

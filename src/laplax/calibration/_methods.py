@@ -150,7 +150,9 @@ class GradientDescent(Method):
         fixed = {} if mean is None else {"prior_mean": mean}
         free = {name: value for name, value in initial.items() if name != "prior_mean"}
         logs = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
-        state, points, values = optimizer.init(logs), [], []
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            state = optimizer.init(logs)
+        points, values = [], []
         block = 50
         for start in progress_bar(
             range(0, self.num_steps, block), None, "gradient descent", progress
@@ -188,7 +190,8 @@ def _descend(
     def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Any]:
         logs, state = carry
         value, gradient = jax.value_and_grad(value_of)(logs)
-        updates, state = optimizer.update(gradient, state, logs)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, state = optimizer.update(gradient, state, logs)
         return (optax.apply_updates(logs, updates), state), (logs, value)
 
     (logs, state), (points, values) = jax.lax.scan(step, (logs, state), None, length=steps)

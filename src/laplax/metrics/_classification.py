@@ -103,7 +103,8 @@ def mutual_information_per_example(samples: ArrayLike) -> jax.Array:
     if samples.ndim < 2 or samples.shape[0] < 1:
         raise ValueError(f"samples must be (S, ..., C) with S at least 1, got {samples.shape}")
     probs = jax.nn.softmax(samples, axis=-1)
-    return entropy_per_example(probs.mean(axis=0)) - entropy_per_example(probs).mean(axis=0)
+    total, aleatoric = entropy_per_example(probs.mean(axis=0)), entropy_per_example(probs)
+    return jnp.maximum(total - aleatoric.mean(axis=0), 0)  # rounding can fall below zero
 
 
 def top_k_accuracy_metric(k: int = 5) -> Metric:

@@ -1,6 +1,7 @@
 """From moments of the output to the fields of a prediction, by likelihood and predictive."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -76,6 +77,8 @@ class Recipe:
 
     def check_fields(self, fields: Sequence[str]) -> tuple[str, ...]:
         """Refuse a field that this prediction does not have."""
+        if isinstance(fields, str):
+            raise TypeError(f"fields must be a list; write fields=[{fields!r}]")
         for name in fields:
             if name not in FIELDS:
                 raise ValueError(f"unknown field {name!r}{near_miss(name, self.allowed_fields)}")
@@ -104,6 +107,8 @@ def make_recipe(
 ) -> Recipe:
     """Resolve names and refuse combinations that do not exist."""
     push = as_member(Pushforward, pushforward, "pushforward_type")
+    if not isinstance(num_samples, int):
+        raise TypeError(f"num_samples must be a whole number; got {num_samples!r}")
     if num_samples < 1 or (push is Pushforward.NONLINEAR and num_samples < 2):
         need = 2 if push is Pushforward.NONLINEAR else 1
         raise ValueError(f"num_samples must be at least {need}; got {num_samples}")
@@ -160,6 +165,8 @@ def _makers(
     def aleatoric() -> jax.Array:
         if not heads:
             return jnp.broadcast_to(sigma_squared.astype(moments.mean.dtype), moments.mean.shape)
+        if recipe.pushforward is Pushforward.NONLINEAR and moments.samples is not None:
+            return jnp.mean(jnp.exp(moments.samples[..., 1]), axis=0)
         # The mean of a log-normal: the variance head is uncertain too.
         assert moments.var is not None
         return jnp.exp(moments.mean[..., 1] + 0.5 * moments.var[..., 1])
@@ -215,7 +222,7 @@ def event_covariance(moments: Moments) -> jax.Array:
     assert moments.cov is not None
     shape = moments.mean.shape
     n, classes = shape[0], shape[-1]
-    events = moments.mean[0].size // classes
+    events = math.prod(shape[1:-1])
     cov = moments.cov.reshape(n, events, classes, events, classes)
     own = jnp.diagonal(cov, axis1=1, axis2=3)  # (n, C, C, events)
     return jnp.moveaxis(own, -1, 1).reshape(*shape, classes)

@@ -35,7 +35,7 @@ class ProbPredictive:
         Only `fields` are computed; by default those that cost no more than the variance.
         """
         chosen = self.recipe.default_fields if fields is None else fields
-        names = self.recipe.check_fields(list(chosen))
+        names = self.recipe.check_fields(chosen)
         batch, single = self._as_batch(input)
         prediction = predict(self, batch, names)
         if not single:
@@ -59,6 +59,8 @@ class ProbPredictive:
         if ndims == self.input_ndims:
             return jax.tree.map(lambda x: x[None], arrays), True
         if ndims == tuple(n + 1 for n in self.input_ndims):
+            if any(leaf.shape[0] == 0 for leaf in jax.tree.leaves(arrays)):
+                raise ValueError("input is an empty batch")
             return arrays, False
         raise ValueError(
             f"input has {ndims} axes, leaf by leaf; one input of the training data has "

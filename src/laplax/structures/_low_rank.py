@@ -103,12 +103,15 @@ class IsotropicLowRank(Precision):
         return self.basis.shape[-2]
 
     def _apply(self, fn: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
-        """fn(Lambda) v = fn(tau) v + U (fn(c S + tau) - fn(tau)) U^T v."""
-        inside, outside = fn(self.eigenvalues + self.prior), fn(self.prior)
+        """fn(Lambda) v = U fn(c S + tau) U^T v + fn(tau) (v - U U^T v).
+
+        The difference fn(c S + tau) - fn(tau) would save a product, and cancel for a weak prior.
+        """
         coordinates = self.basis.T @ v
-        if self.basis.shape[-1] == self.size:  # nothing lies outside: no cancellation
-            return self.basis @ columns(inside, coordinates)
-        return outside * v + self.basis @ columns(inside - outside, coordinates)
+        inside = self.basis @ columns(fn(self.eigenvalues + self.prior), coordinates)
+        if self.basis.shape[-1] == self.size:  # nothing lies outside
+            return inside
+        return inside + fn(self.prior) * (v - self.basis @ coordinates)
 
     def mv(self, v: jax.Array) -> jax.Array:
         """Lambda v."""
@@ -128,11 +131,11 @@ class IsotropicLowRank(Precision):
 
     def variance(self) -> jax.Array:
         """1/tau outside the basis, 1/(c S + tau) inside."""
-        inside = 1 / (self.eigenvalues + self.prior)
         squares = jnp.square(self.basis)
+        inside = squares @ (1 / (self.eigenvalues + self.prior))
         if self.basis.shape[-1] == self.size:
-            return squares @ inside
-        return 1 / self.prior + squares @ (inside - 1 / self.prior)
+            return inside
+        return inside + jnp.maximum(1 - jnp.sum(squares, axis=-1), 0) / self.prior
 
     def covariance(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis: J U is narrower than J."""
