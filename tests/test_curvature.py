@@ -37,8 +37,10 @@ def reference(kind, loss_fn):
             g = [jax.grad(likelihood.loss)(f, likelihood.sample(k, f)) for k in keys]
             middle = sum(jnp.outer(a, a) for a in g) / 2
         else:
+
             def loss(t, x=x, y=y):
                 return likelihood.loss(flat_model(x)(t), y)
+
             total += jax.hessian(loss)(theta)
             continue
         total += jacobian.T @ middle @ jacobian

@@ -115,5 +115,9 @@ def leaf_names(tree: PyTree) -> list[str]:
 
 
 def is_concrete(*trees: PyTree) -> bool:
-    """Whether every leaf holds numbers now, rather than being traced."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+    """Whether the values can be looked at now: nothing is traced, and no trace is under way.
+
+    Inside `jax.jit` even an operation on known arrays is staged, so its result has no value.
+    """
+    probe = jnp.zeros(())
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((trees, probe)))
