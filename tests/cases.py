@@ -11,7 +11,16 @@ import numpy as np
 
 import laplax
 from laplax._tree import ParamSpace
-from laplax.structures import Dense, Diagonal, LowRank, Structure
+from laplax.structures import (
+    BlockDiagonal,
+    Dense,
+    DenseBlock,
+    Diagonal,
+    DiagonalBlock,
+    KroneckerBlock,
+    LowRank,
+    Structure,
+)
 
 SIZE = 6
 
@@ -37,6 +46,26 @@ def _low_rank(rank: int, *, deficient: bool = False, dense_scale: bool = False) 
     return make
 
 
+def _blocks(dtype: Any) -> Structure:
+    """A Kronecker block of 2 x 2 on the last four parameters, a dense and a diagonal one."""
+    left = orthonormal(2, 2, seed=4, dtype=dtype)[None]
+    right = orthonormal(2, 2, seed=5, dtype=dtype)[None]
+    kronecker = KroneckerBlock(
+        jnp.abs(random(1, 2, 2, seed=6, dtype=dtype)), left, right, _matrix, _vector
+    )
+    dense = DenseBlock(jnp.asarray([2.0], dtype), jnp.ones((1, 1), dtype))
+    diagonal = DiagonalBlock(jnp.asarray([0.5], dtype))
+    return BlockDiagonal((kronecker, diagonal, dense), (((2, 4),), ((0, 1),), ((1, 1),)))
+
+
+def _matrix(v: jax.Array) -> jax.Array:
+    return v.reshape(1, 2, 2).swapaxes(1, 2)
+
+
+def _vector(m: jax.Array) -> jax.Array:
+    return m.swapaxes(1, 2).reshape(-1)
+
+
 # Every structure, as a maker from a dtype.
 STRUCTURES: dict[str, Callable[[Any], Structure]] = {
     "dense": _dense,
@@ -45,6 +74,7 @@ STRUCTURES: dict[str, Callable[[Any], Structure]] = {
     "low rank of full rank": _low_rank(SIZE),
     "low rank, deficient": _low_rank(4, deficient=True),
     "low rank with a dense scale": _low_rank(3, dense_scale=True),
+    "blocks": _blocks,
     "zero": lambda dtype: LowRank(orthonormal(SIZE, 2, dtype=dtype), jnp.zeros(2, dtype)),
 }
 
@@ -55,7 +85,12 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "hutchinson": {"key": jax.random.key(0), "num_samples": 2000},
     "lanczos": {"rank": 50},
     "lobpcg": {"rank": 50},
+    "kfac": {"joint_bias": False},
+    "ekfac": {"joint_bias": False},
+    "block_diagonal": {},
 }
+# Exact where the curvature is block diagonal, as it is for an orthogonal design.
+BLOCKWISE = ("diagonal", "kfac", "ekfac", "block_diagonal")
 EXACT = {name: options for name, options in ESTIMATORS.items() if name != "hutchinson"}
 
 

@@ -26,6 +26,14 @@ TARGETS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Much is compiled here and run once, on small arrays."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @functools.cache
 def fit(loss_fn="mse", name="full", examples=15):
     """A network whose curvature has more rows than parameters at 15 examples, fewer at 4."""
@@ -63,6 +71,7 @@ def search(loss_fn="mse", name="full", *, examples=15, data=None, **options):
         )
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def score(objective, prediction, target):
     """What the objective means, for one prediction."""
     if objective == "chi_squared":
@@ -135,20 +144,20 @@ def test_evidence_by_gradient_descent_finds_the_closed_form_optimum(name, prior)
     np.testing.assert_allclose(best, case.log_evidence(*optimum), rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("loss_fn", TARGETS)
+@pytest.mark.parametrize(
+    ("name", "loss_fn"),
+    [("full", "mse"), ("diagonal", "mse"), ("lanczos", "mse"), ("full", "cross_entropy")],
+)
 def test_a_grid_of_evidences_equals_a_loop(name, loss_fn):
     posterior_fn, params = fit(loss_fn, name)
-    expected = [
-        -laplax.log_marginal_likelihood(
-            posterior_fn,
-            {**start(loss_fn), "prior_prec": prior_prec},
-            cases.mlp_fn,
-            params,
-            held_out(loss_fn),
-        )
-        for prior_prec in GRID
-    ]
+    data = laplax.data_fit(cases.mlp_fn, params, held_out(loss_fn), loss_fn=loss_fn)
+
+    @jax.jit
+    def evidence(prior_prec):
+        arguments = {**start(loss_fn), "prior_prec": prior_prec}
+        return laplax.log_marginal_likelihood(posterior_fn, arguments, data=data)
+
+    expected = [-evidence(prior_prec) for prior_prec in GRID]
     found = search(loss_fn, name, calibration_objective="marginal_log_likelihood")
     assert_same_search(found, np.asarray(expected))
 
@@ -193,10 +202,10 @@ def test_a_nonlinear_grid_equals_a_loop(name, loss_fn, objective):
     assert_same_search(found, loop(posterior_fn, loss_fn, objective, **options))
 
 
-def test_a_nonlinear_grid_of_a_dense_curvature_samples_in_its_eigenbasis():
+def test_a_nonlinear_grid_of_a_dense_curvature_samples_as_the_predictive_does():
     options = {"pushforward_type": "nonlinear", "num_samples": 7}
     found = search(calibration_objective="nll", **options)
-    assert_same_search(found, loop(fit()[0].spectral(), "mse", "nll", **options))
+    assert_same_search(found, loop(fit()[0], "mse", "nll", **options))
 
 
 @pytest.mark.parametrize(
@@ -254,16 +263,11 @@ def test_an_objective_may_read_fields_that_do_not_come_without_asking(field):
     }
     options = {"predictive_type": "laplace_bridge", "num_samples": 6}
     found = search("cross_entropy", calibration_objective=names[field], **options)
-    made = laplax.predictive(fit("cross_entropy")[0], cases.mlp_fn, **options)
+    posterior_fn, _ = fit("cross_entropy")
+    made = laplax.predictive(posterior_fn, cases.mlp_fn, **options)
     predictions = [
         made({**start("cross_entropy"), "prior_prec": t})(HELD_OUT, [field])[field] for t in GRID
     ]
-    if field == "samples":  # drawn in the eigenbasis: the same distribution, other numbers
-        made = laplax.predictive(fit("cross_entropy")[0].spectral(), cases.mlp_fn, **options)
-        predictions = [
-            made({**start("cross_entropy"), "prior_prec": t})(HELD_OUT, [field])[field]
-            for t in GRID
-        ]
     expected = [float(names[field](p).mean()) for p in predictions]
     assert_same_search(found, np.asarray(expected))
 
@@ -501,12 +505,14 @@ def test_another_optimizer_takes_its_own_steps_in_log_space():
         arguments = jax.tree.map(jnp.exp, logs)
         return -laplax.log_marginal_likelihood(posterior_fn, arguments, data=data)
 
+    value_and_grad = jax.jit(jax.value_and_grad(loss))
     logs = jax.tree.map(jnp.log, initial)
     for i in range(3):
         seen = jax.tree.map(lambda p, i=i: p[i], made.trace.points)
         np.testing.assert_allclose(jax.tree.leaves(seen), jnp.exp(jnp.stack(jax.tree.leaves(logs))))
-        np.testing.assert_allclose(made.trace.values[i], loss(logs), rtol=1e-9)
-        logs = jax.tree.map(lambda x, g: x - 1e-2 * g, logs, jax.grad(loss)(logs))
+        value, gradient = value_and_grad(logs)
+        np.testing.assert_allclose(made.trace.values[i], value, rtol=1e-9)
+        logs = jax.tree.map(lambda x, g: x - 1e-2 * g, logs, gradient)
 
 
 def test_the_number_of_steps_need_not_be_a_multiple_of_a_compiled_block():
@@ -537,16 +543,16 @@ def test_a_prior_mean_is_kept_and_counts(method):
 
 
 # -- what comes back ------------------------------------------------------------------------------
-@pytest.mark.parametrize("method", [GridSearch(grid=GRID), GradientDescent(num_steps=3)])
 @pytest.mark.parametrize(
-    ("loss_fn", "options"),
+    ("loss_fn", "method", "options"),
     [
-        ("mse", {}),
-        ("mse", {"pushforward_type": "nonlinear", "num_samples": 5, "key": jax.random.key(7)}),
-        ("cross_entropy", {"predictive_type": "mc_bridge", "key": jax.random.key(7)}),
+        ("mse", GradientDescent(num_steps=3), {}),
+        ("mse", GridSearch(grid=GRID), {"pushforward_type": "nonlinear", "num_samples": 7}),
+        ("cross_entropy", GridSearch(grid=GRID), {"predictive_type": "mc_bridge"}),
     ],
 )
-def test_the_returned_predictive_equals_one_made_by_hand(method, loss_fn, options):
+def test_the_returned_predictive_equals_one_made_by_hand(loss_fn, method, options):
+    options = {**options, "key": jax.random.key(7)}
     chosen, set_prob_predictive = search(
         loss_fn, calibration_objective="nll", calibration_method=method, **options
     )
@@ -577,8 +583,13 @@ def test_a_loader_equals_arrays(objective, one_shot):
     np.testing.assert_allclose(loader.values, arrays.values, rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", [GridSearch(grid=GRID), GradientDescent(num_steps=5)])
-@pytest.mark.parametrize("objective", ["marginal_log_likelihood", "nll"])
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        (GridSearch(grid=GRID), "nll"),
+        (GradientDescent(num_steps=5), "marginal_log_likelihood"),
+    ],
+)
 def test_float32_gives_the_values_of_float64(method, objective):
     x, y = held_out()
     values = {}
@@ -662,13 +673,16 @@ def test_a_grid_of_whole_numbers_is_a_grid():
 # -- warnings -------------------------------------------------------------------------------------
 def distance_to(best):
     """An objective whose optimum is known: variances fall as the prior precision rises."""
-    goal = float(spread(best))
+    goal = spread(best)
     return lambda pred_var: jnp.square(jnp.log(pred_var.mean()) - goal)
 
 
+@functools.cache
 def spread(prior_prec):
-    made = laplax.predictive(fit()[0], cases.mlp_fn)
-    return jnp.log(made({**start(), "prior_prec": prior_prec})(HELD_OUT).pred_var.mean())
+    prob_predictive = laplax.predictive(fit()[0], cases.mlp_fn)(
+        {**start(), "prior_prec": prior_prec}
+    )
+    return float(np.log(np.mean(prob_predictive(HELD_OUT).pred_var)))
 
 
 def calibrate(objective, method, **options):
@@ -710,9 +724,11 @@ def test_a_warning_points_at_the_line_that_called_calibration():
 
 
 def test_points_that_are_not_finite_are_passed_over():
+    high, goal = spread(0.05), spread(1.0)
+
     def partly(pred_var):
         size = jnp.log(pred_var.mean())
-        return jnp.where(size > float(spread(0.05)), jnp.nan, jnp.square(size - float(spread(1.0))))
+        return jnp.where(size > high, jnp.nan, jnp.square(size - goal))
 
     chosen, made = calibrate(partly, GridSearch(grid=[0.01, 0.1, 1.0, 10.0]))
     assert jnp.isnan(made.trace.values[0])
@@ -820,7 +836,7 @@ def test_an_objective_by_name_says_that_counts_have_none():
     params = cases.mlp()
     data = HELD_OUT, jnp.ones((11, 3))
     posterior_fn, _ = laplax.laplace(cases.mlp_fn, params, data, loss_fn="poisson")
-    with pytest.raises(ValueError, match=r"'nll' .* not for loss_fn poisson; pass a function"):
+    with pytest.raises(ValueError, match=r"'nll': .* not for loss_fn poisson; pass a function"):
         laplax.calibration(posterior_fn, cases.mlp_fn, params, data, calibration_objective="nll")
 
 

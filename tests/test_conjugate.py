@@ -20,7 +20,8 @@ def fit(case, name):
 
 
 def make(prior_prec, sigma_squared, name, **options):
-    return cases.regression(prior_prec, sigma_squared, orthogonal=name == "diagonal", **options)
+    orthogonal = name in cases.BLOCKWISE
+    return cases.regression(prior_prec, sigma_squared, orthogonal=orthogonal, **options)
 
 
 @pytest.mark.parametrize("name", cases.EXACT)
@@ -44,7 +45,7 @@ def test_posterior_and_evidence_equal_the_closed_form(name, prior, sigma_squared
 @pytest.mark.parametrize("name", cases.EXACT)
 def test_fewer_examples_than_parameters_are_exact_too(name):
     case = cases.regression(0.4, 0.5, examples=2)
-    if name == "diagonal":
+    if name in cases.BLOCKWISE:
         case.features = jnp.eye(2, cases.SIZE) * 2.0
     posterior_fn, curv_estimate = fit(case, name)
     gram = case.features.T @ case.features

@@ -31,6 +31,14 @@ ARGUMENTS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Much is compiled here and run once, on small arrays."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @functools.cache
 def fit(loss_fn, name="full"):
     params = cases.mlp((2, 4, 2) if loss_fn == "heteroscedastic" else (2, 4, 3))

@@ -46,7 +46,7 @@ def prior_prec(request):
 
 
 def conjugate(name, prior_prec, **options):
-    case = cases.regression(prior_prec, NOISE, orthogonal=name == "diagonal")
+    case = cases.regression(prior_prec, NOISE, orthogonal=name in cases.BLOCKWISE)
     posterior_fn, _ = laplax.laplace(
         case.model_fn, case.params, case.data, loss_fn="mse", curv_type=name, **cases.EXACT[name]
     )

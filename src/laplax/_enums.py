@@ -24,6 +24,9 @@ class CurvApprox(enum.StrEnum):
     HUTCHINSON = "hutchinson"
     LANCZOS = "lanczos"
     LOBPCG = "lobpcg"
+    KFAC = "kfac"
+    EKFAC = "ekfac"
+    BLOCK_DIAGONAL = "block_diagonal"
 
 
 class CurvatureType(enum.StrEnum):

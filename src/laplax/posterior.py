@@ -155,6 +155,8 @@ class PosteriorFn:
 
     def at(self, arguments: PriorArguments) -> Posterior:
         """The posterior for checked hyperparameters."""
+        starts = [sum(self.space.sizes[:i]) for i in range(len(self.space.sizes))]
+        self.structure.check_prior(arguments.sources, starts)
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
         return Posterior(self.mean, precision, self.space)
 

@@ -21,6 +21,7 @@ class PriorArguments(NamedTuple):
     mean: jax.Array | None  # mu0: (P,), or None for zero
     sigma_squared: jax.Array
     temperature: jax.Array
+    sources: tuple[int | None, ...]  # the entry of the given pytree behind each leaf of T
 
     @property
     def likelihood_scale(self) -> jax.Array:
@@ -51,6 +52,7 @@ def parse_prior_arguments(
         mean=None if mean is None else _prior_mean(mean, space),
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
+        sources=_sources(given["prior_prec"], space),
     )
 
 
@@ -106,3 +108,12 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
             )
         parts.append(jnp.broadcast_to(array, shape))
     return space.flatten(parts)
+
+
+def _sources(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:
+    """Which entry of a pytree prefix each leaf takes its number from; None where it has many."""
+    template = jax.tree.unflatten(space.treedef, list(range(len(space.shapes))))
+    leaves, treedef = jax.tree.flatten(prefix)
+    numbered = jax.tree.unflatten(treedef, list(range(len(leaves))))
+    sources = jax.tree.leaves(jax.tree.broadcast(numbered, template))
+    return tuple(i if jnp.ndim(leaves[i]) == 0 else None for i in sources)

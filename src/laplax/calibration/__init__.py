@@ -113,7 +113,6 @@ def calibration(
         num_samples=num_samples,
         key=key,
     )
-    fast = dataclasses.replace(made, posterior_fn=posterior_fn.spectral())
     objective: Any
     if calibration_objective is EVIDENCE:
         fit = data_fit(
@@ -124,7 +123,7 @@ def calibration(
             vmap_over_data=posterior_fn.vmap_over_data,
             progress=progress,
         )
-        objective = EvidenceObjective(fast.posterior_fn, fit)
+        objective = EvidenceObjective(posterior_fn.spectral(), fit)
     else:
         problem = make_problem(
             model_fn,
@@ -135,7 +134,7 @@ def calibration(
             progress=progress,
         )
         held_out = whole_batch(problem.data)
-        objective = predictive_objective(calibration_objective, fast, made.model, held_out)
+        objective = predictive_objective(calibration_objective, made, held_out)
     chosen, trace = method.search(objective, initial, progress)
     return chosen, dataclasses.replace(made, trace=trace)
 
@@ -143,6 +142,8 @@ def calibration(
 def _resolve_method(method: str | Method) -> Method:
     if isinstance(method, Method):
         return method
+    if isinstance(method, type) and issubclass(method, Method):
+        raise TypeError(f"calibration_method is a class; hand over {method.__name__}()")
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
     raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")

@@ -25,7 +25,10 @@ class CalibrationWarning(UserWarning):
 
 @pytree
 class Trace:
-    """The record of a search: hyperparameters (leading axis: points) and their values."""
+    """The record of a search: hyperparameters (leading axis: points) and their values.
+
+    Values are what was minimised: for the evidence, minus its logarithm.
+    """
 
     points: dict[str, Any]
     values: jax.Array
@@ -105,16 +108,9 @@ def _best(values: jax.Array, points: dict[str, Any]) -> int:
 def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
     if grid.size < 3:
         return
-    finite = values[jnp.isfinite(values)]
-    spread = float(finite.max() - finite.min())
-    if spread <= 1e-6 * max(1e-12, float(jnp.abs(finite).max())):
-        warnings.warn(
-            "the calibration objective is flat: it does not tell the prior precisions of the grid "
-            f"apart (all values within {spread:.2g} of {float(finite.min()):.6g})",
-            CalibrationWarning,
-            stacklevel=4,
-        )
-    elif bool((grid[best] == grid.min()) | (grid[best] == grid.max())):
+    if not _warn_if_flat(values, 1e-6) and bool(
+        (grid[best] == grid.min()) | (grid[best] == grid.max())
+    ):
         warnings.warn(
             f"the best prior precision, {float(grid[best]):.3g}, lies at the edge of the grid; "
             "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
@@ -122,6 +118,20 @@ def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
             CalibrationWarning,
             stacklevel=4,
         )
+
+
+def _warn_if_flat(values: jax.Array, tolerance: float) -> bool:
+    finite = values[jnp.isfinite(values)]
+    spread = float(finite.max() - finite.min())
+    flat = values.size > 2 and spread <= tolerance * max(1e-12, float(jnp.abs(finite).max()))
+    if flat:
+        warnings.warn(
+            "the calibration objective is flat: it does not tell the points of the search apart "
+            f"(all values within {spread:.2g} of {float(finite.min()):.6g})",
+            CalibrationWarning,
+            stacklevel=5,
+        )
+    return flat
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,6 +175,7 @@ class GradientDescent(Method):
             jax.tree.map(lambda *x: jnp.exp(jnp.concatenate(x)), *points), jnp.concatenate(values)
         )
         best = _best(trace.values, trace.points)
+        _warn_if_flat(trace.values, 1e-12)  # a search that starts at its optimum hardly moves
         chosen = jax.tree.map(lambda x: x[best], trace.points)
         return {**fixed, **chosen}, trace
 

@@ -1,5 +1,6 @@
 """What a search minimises: a pure function of the prior arguments, ready for vmap and grad."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -106,17 +107,19 @@ def _distance_from_one(value: jax.Array) -> jax.Array:
 
 
 def predictive_objective(
-    objective: Any, predictive: SetProbPredictive, model: Model, data: Batch
+    objective: Any, predictive: SetProbPredictive, data: Batch
 ) -> PredictiveObjective:
     """Project the Jacobians of the held-out inputs, once."""
     refuse_weights(data)
-    recipe = predictive.recipe
+    recipe, model = predictive.recipe, predictive.model
     metric, transform = resolve_objective(objective, recipe)
     fields = needed_fields([metric], recipe)
-    mean = predictive.posterior_fn.mean
-    output = _outputs(model, mean, data.input)
+    output = _outputs(model, predictive.posterior_fn.mean, data.input)
     projection = None
+    # Sampled functions are drawn as the returned predictive will draw them, not in the eigenbasis.
     if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
+        spectral = predictive.posterior_fn.spectral()
+        predictive = dataclasses.replace(predictive, posterior_fn=spectral)
         projection = _project(predictive, model, data.input, output)
     return PredictiveObjective(
         predictive, projection, output, data.input, data.target, metric, fields, transform

@@ -2,6 +2,9 @@
 
 from .._enums import CurvApprox, near_miss
 from ._base import Estimator as Estimator
+from ._blocks import EKFAC as EKFAC
+from ._blocks import KFAC as KFAC
+from ._blocks import ExactBlocks as ExactBlocks
 from ._diagonal import ExactDiagonal as ExactDiagonal
 from ._diagonal import Hutchinson as Hutchinson
 from ._full import Full as Full
@@ -13,6 +16,9 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     CurvApprox.DIAGONAL: ExactDiagonal,
     CurvApprox.HUTCHINSON: Hutchinson,
     CurvApprox.LANCZOS: Lanczos,
+    CurvApprox.KFAC: KFAC,
+    CurvApprox.EKFAC: EKFAC,
+    CurvApprox.BLOCK_DIAGONAL: ExactBlocks,
     CurvApprox.LOBPCG: Lobpcg,
 }
 

@@ -11,7 +11,7 @@ from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure
 from ..taps import Program
-from ..taps._diagonal import bytes_per_example, coverage_of, diagonal_of_batch
+from ..taps._batch import bytes_per_example, coverage_of, diagonal_of_batch
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
 
 

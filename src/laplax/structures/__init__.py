@@ -5,6 +5,10 @@ from .._tree import static as static
 from ._base import Precision as Precision
 from ._base import Projection as Projection
 from ._base import Structure as Structure
+from ._blocks import BlockDiagonal as BlockDiagonal
+from ._blocks import DenseBlock as DenseBlock
+from ._blocks import DiagonalBlock as DiagonalBlock
+from ._blocks import KroneckerBlock as KroneckerBlock
 from ._dense import Dense as Dense
 from ._dense import DensePrecision as DensePrecision
 from ._diagonal import Diagonal as Diagonal

@@ -132,6 +132,14 @@ class Structure(abc.ABC):
 
         return Dense(self.to_dense()).precision(c, prior)
 
+    def check_prior(self, sources: Sequence[int | None], starts: Sequence[int]) -> None:
+        """Raise if this structure cannot take a prior of this granularity.
+
+        `sources` says which entry of the user's pytree each leaf took its one number from (None:
+        it has one per parameter), `starts` where the leaves begin in the flat vector.
+        """
+        return
+
     def spectral(self) -> "Structure":
         """The same G in a form whose posterior under T = tau I is elementwise."""
         from ._low_rank import LowRank

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from ._uses import LinearUse, Use, convolution_use, matmul_use
+from ._uses import LinearUse, MatmulUse, Use, convolution_use, matmul_use
 
 VIEWS = {
     "reshape",
@@ -24,6 +24,7 @@ VIEWS = {
     "slice",
     "rev",
 }
+RESHAPES = {"reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -45,6 +46,7 @@ class Cell:
     value: Any
     leaf: int | None = None
     view: Callable[[jax.Array], jax.Array] | None = None
+    tap: int | None = None  # the product it came from, up to a change of shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,7 +80,8 @@ class Interpreter:
         name = eqn.primitive.name
         held = [i for i, cell in enumerate(cells) if cell.leaf is not None]
         if not held:
-            return [Cell(value) for value in evaluate(jaxpr, eqn, cells)]
+            tap = cells[0].tap if name in RESHAPES and cells else None
+            return [Cell(value, tap=tap) for value in evaluate(jaxpr, eqn, cells)]
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             closed = isinstance(inner, core.ClosedJaxpr)
@@ -123,7 +126,8 @@ class Interpreter:
             return convolution_use(leaf, view, shapes, eqn.params)
         affine = name in ("add", "sub", "add_any")
         if affine or name == "mul" or (name in ("gather", "div") and which == 0):
-            return LinearUse(leaf, _linear_part(eqn, view, which, affine))
+            added_to = cells[1 - which].tap if name == "add" else None
+            return LinearUse(leaf, _linear_part(eqn, view, which, affine), added_to)
         return None
 
     def _tap(self, value: jax.Array, cells: list[Cell], which: int, use: Use) -> Cell:
@@ -133,7 +137,8 @@ class Interpreter:
         self.uses.append(use)
         self.acts.append(others[0])
         self.outs.append(value)
-        return Cell(value)
+        product = isinstance(use, MatmulUse)
+        return Cell(value, tap=len(self.uses) - 1 if product else None)
 
     def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""

@@ -24,6 +24,7 @@ class Program:
     out_structs: tuple[jax.ShapeDtypeStruct, ...]
     uncovered: tuple[tuple[int, str], ...]
     names: tuple[str, ...]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
 
     def uses_of(self, leaf: int) -> list[int]:
         """The taps of one leaf."""
@@ -68,7 +69,8 @@ class Program:
 def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Program:
     input, params = jax.tree.unflatten(treedef, structs)
     jaxpr = jax.make_jaxpr(model.one)(input, params)
-    empty = Program(jaxpr, num_inputs, (), (), (), tuple(leaf_names(params)))
+    leaves = structs[num_inputs:]
+    empty = Program(jaxpr, num_inputs, (), (), (), tuple(leaf_names(params)), leaves)
     found: list[Interpreter] = []
 
     def dry(input: PyTree, params: PyTree) -> tuple[jax.Array, list[Any]]:

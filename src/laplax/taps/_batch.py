@@ -1,5 +1,6 @@
-"""The exact diagonal of R^T R from taps: layer inputs and output gradients, no rows of length P."""
+"""A batch run through the taps, and the exact diagonal of R^T R from them: no rows of length P."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,8 +17,45 @@ from ._program import Program
 from ._uses import MatmulUse, transpose_map
 
 
-def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> jax.Array:
-    """Column sums of the squared rows, shape (P,)."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tapped:
+    """A batch with its taps: operands a (n, ...), gradients g (n, K, ...), rows of the rest."""
+
+    program: Program
+    acts: list[Any]
+    gs: list[jax.Array]
+    uncovered: dict[int, jax.Array]
+    dtype: Any
+
+    def operand(self, tap: int) -> jax.Array:
+        """a of a product, (n, B, T, I)."""
+        use = self.program.uses[tap]
+        assert isinstance(use, MatmulUse)
+        return jax.vmap(use.act)(self.acts[tap]).astype(self.dtype)
+
+    def gradient(self, tap: int) -> jax.Array:
+        """g of a product, (n, K, B, T, O)."""
+        use = self.program.uses[tap]
+        assert isinstance(use, MatmulUse)
+        return jax.vmap(jax.vmap(use.out))(self.gs[tap]).astype(self.dtype)
+
+    def rows(self, leaf: int, like: Any) -> jax.Array:
+        """Rows of one leaf, (n, K, *leaf shape); several uses are summed."""
+        if leaf in self.uncovered:
+            return self.uncovered[leaf].astype(self.dtype)
+        parts = []
+        for tap in self.program.uses_of(leaf):
+            use = self.program.uses[tap]
+
+            def one(a: Any, g: jax.Array, use: Any = use) -> jax.Array:
+                return jax.vmap(lambda column: use.gradient(a, column, like))(g)
+
+            parts.append(jax.vmap(one)(self.acts[tap], self.gs[tap].astype(self.dtype)))
+        return sum(parts[1:], parts[0])
+
+
+def tap_batch(program: Program, local: LocalCurvature, batch: Batch) -> Tapped:
+    """Run a batch through the taps, its gradients seeded with the columns of the factor."""
     curvature = local.curvature
     assert isinstance(curvature, OuterProductCurvature)
 
@@ -33,43 +71,31 @@ def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> 
     acts, gs, rows = jax.vmap(one, in_axes=axes)(
         batch.input, batch.target, batch.index, batch.weight
     )
-    dtype, leaves = local.space.dtype, jax.tree.leaves(local.params)
-    parts = []
-    for i, leaf in enumerate(leaves):
-        if i in rows:
-            parts.append(_sum_of_squares(rows[i].astype(dtype)))
-        else:
-            taps = program.uses_of(i)
-            parts.append(_leaf_diagonal(program, taps, acts, gs, leaf, dtype))
+    return Tapped(program, acts, gs, rows, local.space.dtype)
+
+
+def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> jax.Array:
+    """Column sums of the squared rows, shape (P,)."""
+    tapped = tap_batch(program, local, batch)
+    leaves = jax.tree.leaves(local.params)
+    parts = [leaf_diagonal(tapped, i, leaf) for i, leaf in enumerate(leaves)]
     return local.space.flatten(jax.tree.unflatten(local.space.treedef, parts))
 
 
-def _sum_of_squares(rows: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(rows), axis=(0, 1))
+def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
+    """The diagonal of one leaf's block."""
+    program, taps = tapped.program, tapped.program.uses_of(i)
+    like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
+    if program.covered(i) and not taps:
+        return jnp.zeros(leaf.shape, tapped.dtype)
+    if program.covered(i) and len(taps) == 1 and isinstance(program.uses[taps[0]], MatmulUse):
+        use: Any = program.uses[taps[0]]
+        matrix = matrix_diagonal(tapped.operand(taps[0]), tapped.gradient(taps[0]))
+        return transpose_map(use.weight, like, matrix)
+    return jnp.sum(jnp.square(tapped.rows(i, like)), axis=(0, 1))
 
 
-def _leaf_diagonal(
-    program: Program, taps: list[int], acts: list, gs: list, leaf: jax.Array, dtype: Any
-) -> jax.Array:
-    if not taps:
-        return jnp.zeros(leaf.shape, dtype)
-    like = jax.ShapeDtypeStruct(leaf.shape, dtype)
-    use = program.uses[taps[0]]
-    if len(taps) == 1 and isinstance(use, MatmulUse):
-        a = jax.vmap(use.act)(acts[taps[0]]).astype(dtype)
-        g = jax.vmap(jax.vmap(use.out))(gs[taps[0]]).astype(dtype)
-        return transpose_map(use.weight, like, _matrix_diagonal(a, g))
-    gradients = [
-        jax.vmap(lambda a, g, u=program.uses[i]: jax.vmap(lambda g: u.gradient(a, g, like))(g))(
-            acts[i], gs[i].astype(dtype)
-        )
-        for i in taps
-    ]
-    # Several uses of one weight, or one weight at several positions: sum before squaring.
-    return _sum_of_squares(sum(gradients[1:], gradients[0]))
-
-
-def _matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
+def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
     """Sum over n, k of (sum_t a_nbti g_nkbto)^2, for a (n, B, T, I) and g (n, K, B, T, O)."""
     if a.shape[2] == 1:  # a weight used once by an example: one GEMM over the batch
         squares = jnp.sum(jnp.square(g), axis=1)

@@ -1,0 +1,264 @@
+"""KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .._data import Batch, fold
+from .._enums import check_names
+from ..curvature import CurvatureOperator
+from ..curvature._operator import LocalCurvature
+from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
+from ..taps import Coverage, Program
+from ..taps._batch import Tapped, bytes_per_example, leaf_diagonal, matrix_diagonal, tap_batch
+from ..taps._layers import Layer, find_layers
+from ._base import Diagnostics, Estimator
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """Which leaf goes into which block. Static: its identity keys compiled code."""
+
+    program: Program
+    layers: tuple[Layer, ...]
+    dense: tuple[int, ...]
+    diagonal: tuple[int, ...]
+    reduce: bool = False
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self._key == other._key
+
+    @property
+    def _key(self) -> tuple:
+        owned = tuple(layer.leaves for layer in self.layers)
+        return (self.program, owned, self.dense, self.diagonal, self.reduce)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BlockEstimator(Estimator):
+    """What the three have in common: a plan, one pass, blocks.
+
+    A leaf that no layer owns keeps an exact dense block up to `max_dense` parameters and an exact
+    diagonal beyond; the coverage report says which.
+    """
+
+    max_dense: int = 512
+    several_passes: ClassVar[bool] = False
+
+    def _plan(
+        self, operator: CurvatureOperator, layers: tuple[Layer, ...], reduce: bool = False
+    ) -> Plan:
+        leaves = jax.tree.leaves(operator.local.params)
+        owned = {i for layer in layers for i in layer.leaves}
+        rest = [i for i in range(len(leaves)) if i not in owned]
+        dense = tuple(i for i in rest if leaves[i].size <= self.max_dense)
+        diagonal = tuple(i for i in rest if i not in dense)
+        return Plan(operator.program, layers, dense, diagonal, reduce)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KFAC(BlockEstimator):
+    """`"kfac"`: per layer a Kronecker product of input and gradient second moments.
+
+    `approx` is `"expand"` or `"reduce"` (how the positions of a shared weight are treated); with
+    `joint_bias` a bias is one more input of its layer, otherwise a block of its own.
+    """
+
+    approx: str = "expand"
+    joint_bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_names([self.approx], ("expand", "reduce"), "KFAC approximation")
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """One pass for the factors, one eigendecomposition per factor."""
+        _require_rows(operator)
+        layers = find_layers(operator.program, self.joint_bias)
+        plan = self._plan(operator, layers, self.approx == "reduce")
+        sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
+        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        blocks = [_kronecker(layer, a, g, sums["count"]) for layer, a, g in _each(plan, sums)]
+        blocks = [dataclasses.replace(b, values=b.values * scale) for b in blocks]
+        structure = _assemble(plan, operator, blocks, sums, scale)
+        return structure, {"coverage": _coverage(plan, f"Kronecker ({self.approx})")}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EKFAC(KFAC):
+    """`"ekfac"`: KFAC's eigenbasis with the exact second moments in it; a second pass."""
+
+    several_passes: ClassVar[bool] = True
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """KFAC first, then its eigenvalues replaced."""
+        operator.require_passes("curv_type='ekfac'")
+        structure, _ = super().estimate(operator)
+        assert isinstance(structure, BlockDiagonal)
+        layers = find_layers(operator.program, self.joint_bias)
+        plan = self._plan(operator, layers)
+        kept = structure.blocks[: len(layers)]
+        bases = [(block.left, block.right) for block in kept]
+        zeros = [jnp.zeros_like(block.values) for block in kept]
+        moments = _fold(operator, plan, _add_moments, zeros, bases)
+        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        better = [
+            dataclasses.replace(block, values=scale * m)
+            for block, m in zip(kept, moments, strict=True)
+        ]
+        blocks = (*better, *structure.blocks[len(layers) :])
+        coverage = _coverage(plan, "Kronecker eigenbasis, exact second moments")
+        return dataclasses.replace(structure, blocks=blocks), {"coverage": coverage}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExactBlocks(BlockEstimator):
+    """`"block_diagonal"`: an exact dense block per leaf that fits, an exact diagonal beyond."""
+
+    max_dense: int = 2048
+
+    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
+        """One pass."""
+        _require_rows(operator)
+        plan = self._plan(operator, ())
+        sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
+        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        structure = _assemble(plan, operator, [], sums, scale)
+        return structure, {"coverage": _coverage(plan, "")}
+
+
+def _require_rows(operator: CurvatureOperator) -> None:
+    if not operator.has_rows:
+        raise ValueError(
+            "Kronecker and block curvatures need rows, which the Hessian does not have; use "
+            "curvature='ggn', 'fisher_mc' or 'fisher_empirical'"
+        )
+
+
+def _each(plan: Plan, sums: dict[str, Any]) -> Any:
+    return zip(plan.layers, sums["inputs"], sums["outputs"], strict=True)
+
+
+def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
+    leaves = jax.tree.leaves(operator.local.params)
+    columns, itemsize = operator.rows_per_example, operator.space.dtype.itemsize
+    cost = bytes_per_example(plan.program, leaves, columns, itemsize)
+    chunking = operator.chunking(cost)
+    return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
+
+
+def _zero_factors(plan: Plan, operator: CurvatureOperator) -> dict[str, Any]:
+    leaves, dtype = jax.tree.leaves(operator.local.params), operator.space.dtype
+    shapes = [layer.shape for layer in plan.layers]
+    return {
+        "inputs": [jnp.zeros((b, i, i), dtype) for b, i, _ in shapes],
+        "outputs": [jnp.zeros((b, o, o), dtype) for b, _, o in shapes],
+        "count": jnp.zeros((), dtype),
+        "dense": [jnp.zeros((leaves[i].size,) * 2, dtype) for i in plan.dense],
+        "diagonal": [jnp.zeros(leaves[i].shape, dtype) for i in plan.diagonal],
+    }
+
+
+def _add_factors(
+    sums: dict[str, Any], batch: Batch, local: LocalCurvature, plan: Plan
+) -> dict[str, Any]:
+    tapped = tap_batch(plan.program, local, batch)
+    leaves = jax.tree.leaves(local.params)
+    seen = _seen(batch, tapped.dtype)
+    inputs, outputs = [], []
+    for layer in plan.layers:
+        a, g = _layer_operand(tapped, layer, seen), tapped.gradient(layer.tap)
+        if plan.reduce:
+            a, g = jnp.mean(a, axis=2, keepdims=True), jnp.sum(g, axis=3, keepdims=True)
+        # Expand divides by N T: the T goes here, the N with the eigenvalues.
+        inputs.append(jnp.einsum("nbti,nbtj->bij", a, a) / a.shape[2])
+        outputs.append(jnp.einsum("nkbto,nkbtp->bop", g, g))
+    dense = []
+    for i in plan.dense:
+        rows = _leaf_rows(tapped, i, leaves[i])
+        dense.append(rows.T @ rows)
+    diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
+    new = {"inputs": inputs, "outputs": outputs, "dense": dense, "diagonal": diagonal}
+    return jax.tree.map(jnp.add, sums, {**new, "count": jnp.sum(seen)})
+
+
+def _add_moments(
+    sums: list[jax.Array], batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
+) -> list[jax.Array]:
+    tapped = tap_batch(plan.program, local, batch)
+    seen = _seen(batch, tapped.dtype)
+    new = []
+    for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
+        a = jnp.einsum("nbti,bij->nbtj", _layer_operand(tapped, layer, seen), left)
+        g = jnp.einsum("nkbto,bop->nkbtp", tapped.gradient(layer.tap), right)
+        new.append(total + matrix_diagonal(a, g))
+    return new
+
+
+def _seen(batch: Batch, dtype: Any) -> jax.Array:
+    """One for an example that counts, zero for a masked one."""
+    if batch.weight is None:
+        return jnp.ones(batch.num_examples, dtype)
+    axes = tuple(range(1, batch.weight.ndim))
+    return jnp.any(batch.weight != 0, axis=axes).astype(dtype)
+
+
+def _layer_operand(tapped: Tapped, layer: Layer, seen: jax.Array) -> jax.Array:
+    """a (n, B, T, I), with a constant one for a joint bias; masked examples are zero."""
+    a = tapped.operand(layer.tap)
+    if layer.has_bias:
+        a = jnp.concatenate([a, jnp.ones((*a.shape[:-1], 1), a.dtype)], axis=-1)
+    return a * seen[:, None, None, None]
+
+
+def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
+    if tapped.program.covered(i) and not tapped.program.uses_of(i):
+        return jnp.zeros((1, leaf.size), tapped.dtype)
+    like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
+    return tapped.rows(i, like).reshape(-1, leaf.size)
+
+
+@jax.jit
+def _eigen(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, vectors = jnp.linalg.eigh(matrix)
+    return jnp.maximum(values, 0), vectors
+
+
+def _kronecker(layer: Layer, a: jax.Array, g: jax.Array, count: jax.Array) -> KroneckerBlock:
+    (ea, qa), (eb, qb) = _eigen(a), _eigen(g)
+    values = ea[:, :, None] * eb[:, None, :] / count
+    return KroneckerBlock(values, qa, qb, layer.to_matrix, layer.from_matrix)
+
+
+def _assemble(
+    plan: Plan, operator: CurvatureOperator, blocks: list, sums: dict[str, Any], scale: jax.Array
+) -> BlockDiagonal:
+    sizes = operator.space.sizes
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    groups = [tuple((starts[i], sizes[i]) for i in layer.leaves) for layer in plan.layers]
+    for i, matrix in zip(plan.dense, sums["dense"], strict=True):
+        blocks.append(DenseBlock(*_eigen(scale * matrix)))
+        groups.append(((starts[i], sizes[i]),))
+    for i, values in zip(plan.diagonal, sums["diagonal"], strict=True):
+        blocks.append(DiagonalBlock(scale * values.reshape(-1)))
+        groups.append(((starts[i], sizes[i]),))
+    return BlockDiagonal(tuple(blocks), tuple(groups))
+
+
+def _coverage(plan: Plan, layer_kind: str) -> Coverage:
+    program, reasons = plan.program, dict(plan.program.uncovered)
+    how: dict[int, tuple[str, str]] = {}
+    for layer in plan.layers:
+        joined = ", bias joint" if layer.has_bias else ""
+        for i in layer.leaves:
+            how[i] = (layer_kind + joined, "")
+    for i in (*plan.dense, *plan.diagonal):
+        uses = program.uses_of(i)
+        why = reasons.get(i) or ("no use" if not uses else f"{len(uses)} use(s), no single product")
+        how[i] = ("exact dense block" if i in plan.dense else "exact diagonal", why)
+    return Coverage(tuple((name, *how[i]) for i, name in enumerate(program.names)))
