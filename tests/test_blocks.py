@@ -167,7 +167,7 @@ def test_a_prior_per_layer_is_exact_and_a_finer_one_is_refused():
     expected = jnp.linalg.inv(estimate.to_dense() + jnp.diag(prior))
     np.testing.assert_allclose(posterior.cov_mv(jnp.ones(26)), expected @ jnp.ones(26), rtol=1e-9)
     for finer in ({"w": 0.5, "b": 2.0}, {"w": jnp.ones((3, 4)), "b": 1.0}):
-        with pytest.raises(ValueError, match="one number per layer.*joint_bias=False"):
+        with pytest.raises(ValueError, match=r"one number per layer.*joint_bias=False"):
             posterior_fn({"prior_prec": {"one": finer, "two": 2.0}})
 
 

@@ -139,7 +139,7 @@ def calibration(
     return chosen, dataclasses.replace(made, trace=trace)
 
 
-def _resolve_method(method: str | Method) -> Method:
+def _resolve_method(method: Any) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):

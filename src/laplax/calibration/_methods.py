@@ -108,9 +108,8 @@ def _best(values: jax.Array, points: dict[str, Any]) -> int:
 def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
     if grid.size < 3:
         return
-    if not _warn_if_flat(values, 1e-6) and bool(
-        (grid[best] == grid.min()) | (grid[best] == grid.max())
-    ):
+    at_edge = bool((grid[best] == grid.min()) | (grid[best] == grid.max()))
+    if not _warn_if_flat(values, 1e-6) and at_edge:
         warnings.warn(
             f"the best prior precision, {float(grid[best]):.3g}, lies at the edge of the grid; "
             "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
