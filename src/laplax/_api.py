@@ -17,6 +17,7 @@ from .estimators import ESTIMATORS, Estimator, estimator_class
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate, PosteriorFn
 from .structures import Structure
+from .subset import Subset, select_leaves
 
 
 def laplace(
@@ -27,6 +28,7 @@ def laplace(
     loss_fn: str | Likelihood | Callable,
     curv_type: str | Estimator = "full",
     curvature: str | Curvature = "ggn",
+    subset: Subset = None,
     vmap_over_data: bool = True,
     num_total_samples: int | None = None,
     num_curv_samples: int | None = None,
@@ -49,6 +51,9 @@ def laplace(
             `"lanczos"`, `"lobpcg"`, or an `Estimator`.
         curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
             or a `Curvature`.
+        subset: The parameters that are random; the others stay at their values. `"last_layer"`,
+            a glob on path names (`"*/Dense_2/*"`), a regular expression (`re.compile(...)`), a
+            predicate on the path, or a pytree of booleans. None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
         num_total_samples: Size of the whole data set when `data` is a part of it.
         num_curv_samples: Size of that part; counted when not given.
@@ -82,7 +87,7 @@ def laplace(
         memory_budget=memory_budget,
     )
     operator = dataclasses.replace(
-        _operator(problem, measured),
+        _operator(problem, measured, subset),
         num_total_samples=num_total_samples,
         num_curv_samples=num_curv_samples,
         batch_size=batch_size,
@@ -129,14 +134,16 @@ def curvature_mv(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return dataclasses.replace(_operator(problem, measured), progress=progress)
+    return dataclasses.replace(_operator(problem, measured, None), progress=progress)
 
 
-def _operator(problem: Problem, measured: Curvature) -> CurvatureOperator:
+def _operator(problem: Problem, measured: Curvature, subset: Subset) -> CurvatureOperator:
     measured.check(problem)
-    space = ParamSpace.of(problem.params)
+    example = problem.first.example()[0]
+    selected = select_leaves(subset, problem.model, problem.params, example)
+    space = ParamSpace.of(problem.params, selected)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
-    cost = model_cost(problem.model, problem.params, problem.first.example()[0])
+    cost = model_cost(problem.model, problem.params, example)
     return CurvatureOperator(local, problem.data, problem.output, cost)
 
 

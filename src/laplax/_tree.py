@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -30,7 +31,7 @@ def pytree(cls: Cls) -> Cls:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpace:
-    """The vector space R^P in which `params` live.
+    """The vector space R^P in which the parameters vary: all leaves, or those `selected`.
 
     Frozen configuration (hashable), so that it can be a static part of compiled functions.
     `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
@@ -40,10 +41,11 @@ class ParamSpace:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[Any, ...]
     dtype: Any
+    selected: tuple[bool, ...]
 
     @classmethod
-    def of(cls, params: PyTree) -> "ParamSpace":
-        """Read the space off a pytree of floating-point arrays."""
+    def of(cls, params: PyTree, selected: Sequence[bool] | None = None) -> "ParamSpace":
+        """Read the space off a pytree of floating-point arrays; `selected` leaves vary in it."""
         leaves, treedef = jax.tree.flatten(params)
         dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
         # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
@@ -53,35 +55,48 @@ class ParamSpace:
             shapes=tuple(tuple(leaf.shape) for leaf in leaves),
             dtypes=dtypes,
             dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
+            selected=tuple(selected) if selected is not None else (True,) * len(leaves),
         )
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of entries of each leaf."""
-        return tuple(math.prod(shape) for shape in self.shapes)
+    def slices(self) -> dict[int, tuple[int, int]]:
+        """Where each selected leaf lies in the flat vector: its number to (start, size)."""
+        found, start = {}, 0
+        for i, (shape, chosen) in enumerate(zip(self.shapes, self.selected, strict=True)):
+            if chosen:
+                found[i] = (start, math.prod(shape))
+                start += math.prod(shape)
+        return found
 
     @property
     def size(self) -> int:
-        """P, the number of parameters."""
-        return sum(self.sizes)
+        """P, the number of parameters that vary."""
+        return sum(size for _, size in self.slices.values())
 
     def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
-        """Leaves to one array of shape (*batch, P) in the accumulation dtype."""
+        """Selected leaves to one array of shape (*batch, P) in the accumulation dtype."""
         leaves = jax.tree.leaves(tree)
         flat = [
             jnp.asarray(leaf).reshape(*jnp.shape(leaf)[:batch_ndim], -1).astype(self.dtype)
-            for leaf in leaves
+            for leaf, chosen in zip(leaves, self.selected, strict=True)
+            if chosen
         ]
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
 
     def unflatten(self, flat: jax.Array) -> PyTree:
-        """An array (*batch, P) back to leaves (*batch, *leaf shape) in the leaves' own dtypes."""
-        batch = flat.shape[:-1]
-        leaves, start = [], 0
-        for shape, size, dtype in zip(self.shapes, self.sizes, self.dtypes, strict=True):
+        """An array (*batch, P) to leaves (*batch, *leaf shape) in the leaves' own dtypes.
+
+        Leaves that do not vary are zero: this is a direction, a difference or a variance.
+        """
+        batch, slices = flat.shape[:-1], self.slices
+        leaves = []
+        for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            if i not in slices:
+                leaves.append(jnp.zeros((*batch, *shape), dtype))
+                continue
+            start, size = slices[i]
             part = jax.lax.slice_in_dim(flat, start, start + size, axis=flat.ndim - 1)
             leaves.append(part.reshape(*batch, *shape).astype(dtype))
-            start += size
         return jax.tree.unflatten(self.treedef, leaves)
 
     def is_flat(self, vector: PyTree) -> bool:

@@ -85,8 +85,8 @@ class Posterior:
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}")
         noise = jax.random.normal(key, (num_samples, self.space.size), self.space.dtype)
-        offset = self.precision.scale_mv(noise.T).T
-        return self.space.unflatten(self.space.flatten(self.mean) + offset)
+        offset = self.space.unflatten(self.precision.scale_mv(noise.T).T)
+        return jax.tree.map(lambda mean, change: mean + change, self.mean, offset)
 
     def log_prob(self, params: PyTree) -> jax.Array:
         """Log density at `params` (a pytree like the mean, or flat)."""
@@ -155,8 +155,8 @@ class PosteriorFn:
 
     def at(self, arguments: PriorArguments) -> Posterior:
         """The posterior for checked hyperparameters."""
-        starts = [sum(self.space.sizes[:i]) for i in range(len(self.space.sizes))]
-        self.structure.check_prior(arguments.sources, starts)
+        sources = {start: arguments.sources[i] for i, (start, _) in self.space.slices.items()}
+        self.structure.check_prior(sources)
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
         return Posterior(self.mean, precision, self.space)
 

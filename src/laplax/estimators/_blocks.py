@@ -54,10 +54,11 @@ class BlockEstimator(Estimator):
     def _plan(
         self, operator: CurvatureOperator, layers: tuple[Layer, ...], reduce: bool = False
     ) -> Plan:
-        leaves = jax.tree.leaves(operator.local.params)
+        slices = operator.space.slices
+        layers = tuple(layer for layer in layers if all(i in slices for i in layer.leaves))
         owned = {i for layer in layers for i in layer.leaves}
-        rest = [i for i in range(len(leaves)) if i not in owned]
-        dense = tuple(i for i in rest if leaves[i].size <= self.max_dense)
+        rest = [i for i in slices if i not in owned]
+        dense = tuple(i for i in rest if slices[i][1] <= self.max_dense)
         diagonal = tuple(i for i in rest if i not in dense)
         return Plan(operator.program, layers, dense, diagonal, reduce)
 
@@ -102,7 +103,7 @@ class EKFAC(KFAC):
         assert isinstance(structure, BlockDiagonal)
         layers = find_layers(operator.program, self.joint_bias)
         plan = self._plan(operator, layers)
-        kept = structure.blocks[: len(layers)]
+        kept = structure.blocks[: len(plan.layers)]
         bases = [(block.left, block.right) for block in kept]
         zeros = [jnp.zeros_like(block.values) for block in kept]
         moments = _fold(operator, plan, _add_moments, zeros, bases)
@@ -111,7 +112,7 @@ class EKFAC(KFAC):
             dataclasses.replace(block, values=scale * m)
             for block, m in zip(kept, moments, strict=True)
         ]
-        blocks = (*better, *structure.blocks[len(layers) :])
+        blocks = (*better, *structure.blocks[len(plan.layers) :])
         coverage = _coverage(plan, "Kronecker eigenbasis, exact second moments")
         return dataclasses.replace(structure, blocks=blocks), {"coverage": coverage}
 
@@ -145,10 +146,8 @@ def _each(plan: Plan, sums: dict[str, Any]) -> Any:
 
 
 def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
-    leaves = jax.tree.leaves(operator.local.params)
-    columns, itemsize = operator.rows_per_example, operator.space.dtype.itemsize
-    cost = bytes_per_example(plan.program, leaves, columns, itemsize)
-    chunking = operator.chunking(cost)
+    columns = operator.rows_per_example
+    chunking = operator.chunking(bytes_per_example(plan.program, operator.space, columns))
     return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
 
 
@@ -238,15 +237,14 @@ def _kronecker(layer: Layer, a: jax.Array, g: jax.Array, count: jax.Array) -> Kr
 def _assemble(
     plan: Plan, operator: CurvatureOperator, blocks: list, sums: dict[str, Any], scale: jax.Array
 ) -> BlockDiagonal:
-    sizes = operator.space.sizes
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    groups = [tuple((starts[i], sizes[i]) for i in layer.leaves) for layer in plan.layers]
+    slices = operator.space.slices
+    groups = [tuple(slices[i] for i in layer.leaves) for layer in plan.layers]
     for i, matrix in zip(plan.dense, sums["dense"], strict=True):
         blocks.append(DenseBlock(*_eigen(scale * matrix)))
-        groups.append(((starts[i], sizes[i]),))
+        groups.append((slices[i],))
     for i, values in zip(plan.diagonal, sums["diagonal"], strict=True):
         blocks.append(DiagonalBlock(scale * values.reshape(-1)))
-        groups.append(((starts[i], sizes[i]),))
+        groups.append((slices[i],))
     return BlockDiagonal(tuple(blocks), tuple(groups))
 
 
@@ -261,4 +259,5 @@ def _coverage(plan: Plan, layer_kind: str) -> Coverage:
         uses = program.uses_of(i)
         why = reasons.get(i) or ("no use" if not uses else f"{len(uses)} use(s), no single product")
         how[i] = ("exact dense block" if i in plan.dense else "exact diagonal", why)
-    return Coverage(tuple((name, *how[i]) for i, name in enumerate(program.names)))
+    fixed = ("fixed", "outside of the subset")
+    return Coverage(tuple((name, *how.get(i, fixed)) for i, name in enumerate(program.names)))

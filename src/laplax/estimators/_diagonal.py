@@ -29,11 +29,9 @@ class ExactDiagonal(Estimator):
         if operator.has_rows:
             program = operator.program
             zeros = jnp.zeros(operator.size, operator.space.dtype)
-            leaves = jax.tree.leaves(operator.local.params)
-            columns, itemsize = operator.rows_per_example, operator.space.dtype.itemsize
-            cost = bytes_per_example(program, leaves, columns, itemsize)
+            cost = bytes_per_example(program, operator.space, operator.rows_per_example)
             values = operator.fold(_add_diagonal, zeros, cost, StaticProgram(program))
-            return Diagonal(values), {"coverage": coverage_of(program)}
+            return Diagonal(values), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -132,11 +132,11 @@ class Structure(abc.ABC):
 
         return Dense(self.to_dense()).precision(c, prior)
 
-    def check_prior(self, sources: Sequence[int | None], starts: Sequence[int]) -> None:
+    def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """Raise if this structure cannot take a prior of this granularity.
 
-        `sources` says which entry of the user's pytree each leaf took its one number from (None:
-        it has one per parameter), `starts` where the leaves begin in the flat vector.
+        `sources` says, for each leaf by its start in the flat vector, which entry of the user's
+        pytree it took its one number from (None: it has one per parameter).
         """
         return
 

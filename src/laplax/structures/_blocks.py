@@ -5,7 +5,7 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -147,11 +147,10 @@ class BlockDiagonal(Structure):
         values = jnp.concatenate([block.values.reshape(-1) for block in self.blocks])
         return DiagonalProjection(turned.T.reshape(jacobian.shape), values)
 
-    def check_prior(self, sources: Sequence[int | None], starts: Sequence[int]) -> None:
+    def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
-        leaf_at = {start: i for i, start in enumerate(starts)}
         for block, group in zip(self.blocks, self.groups, strict=True):
-            given = {sources[leaf_at[start]] for start, _ in group}
+            given = {sources[start] for start, _ in group}
             if not isinstance(block, DiagonalBlock) and (None in given or len(given) > 1):
                 raise ValueError(
                     "this curvature keeps blocks that mix the parameters of a layer, so prior_prec "

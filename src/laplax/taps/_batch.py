@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch
-from .._tree import PyTree
+from .._tree import ParamSpace, PyTree
 from ..curvature._kinds import OuterProductCurvature
 from ..curvature._operator import LocalCurvature
 from ..likelihoods import weigh
@@ -78,8 +78,8 @@ def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> 
     """Column sums of the squared rows, shape (P,)."""
     tapped = tap_batch(program, local, batch)
     leaves = jax.tree.leaves(local.params)
-    parts = [leaf_diagonal(tapped, i, leaf) for i, leaf in enumerate(leaves)]
-    return local.space.flatten(jax.tree.unflatten(local.space.treedef, parts))
+    parts = [leaf_diagonal(tapped, i, leaves[i]).reshape(-1) for i in local.space.slices]
+    return jnp.concatenate(parts)
 
 
 def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
@@ -106,7 +106,7 @@ def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
 
 def _uncovered_rows(program: Program, local: LocalCurvature, x: PyTree, columns_of: Any) -> dict:
     """Rows (K, *leaf) of the leaves that no tap covers, by a plain pull-back."""
-    missing = [i for i, _ in program.uncovered]
+    missing = [i for i, _ in program.uncovered if local.space.selected[i]]
     if not missing:
         return {}
     leaves, treedef = jax.tree.flatten(local.params)
@@ -122,28 +122,29 @@ def _uncovered_rows(program: Program, local: LocalCurvature, x: PyTree, columns_
     return dict(zip(missing, rows, strict=True))
 
 
-def bytes_per_example(program: Program, leaves: list[Any], columns: int, itemsize: int) -> int:
+def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
     outs = sum(math.prod(s.shape) for s in program.out_structs)
     widest = 0
-    for i, leaf in enumerate(leaves):
+    for i, (_, size) in space.slices.items():
         taps = program.uses_of(i)
-        if len(taps) == 1 and isinstance(program.uses[taps[0]], MatmulUse):
-            use = program.uses[taps[0]]
-            assert isinstance(use, MatmulUse)
+        use = program.uses[taps[0]] if len(taps) == 1 else None
+        if isinstance(use, MatmulUse):
             positions = jax.eval_shape(use.out, program.out_structs[taps[0]]).shape[1]
-            widest = max(widest, leaf.size if positions > 1 else 0)
+            widest = max(widest, size if positions > 1 else 0)
         else:
-            widest = max(widest, leaf.size * max(len(taps), 1))
-    return columns * itemsize * (3 * outs + 2 * widest)
+            widest = max(widest, size * max(len(taps), 1))
+    return columns * space.dtype.itemsize * (3 * outs + 2 * widest)
 
 
-def coverage_of(program: Program) -> Coverage:
+def coverage_of(program: Program, space: ParamSpace) -> Coverage:
     """How the diagonal of every leaf is computed."""
     rows, reasons = [], dict(program.uncovered)
     for i, name in enumerate(program.names):
         taps = program.uses_of(i)
-        if i in reasons:
+        if not space.selected[i]:
+            rows.append((name, "fixed", "outside of the subset"))
+        elif i in reasons:
             rows.append((name, "rows", reasons[i]))
         elif not taps:
             rows.append((name, "zero", "the output does not depend on it"))

@@ -47,6 +47,7 @@ class Cell:
     leaf: int | None = None
     view: Callable[[jax.Array], jax.Array] | None = None
     tap: int | None = None  # the product it came from, up to a change of shape
+    products: frozenset[int] = frozenset()  # the last parametrised products it depends on
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,6 +59,7 @@ class Interpreter:
     acts: list[Any] = dataclasses.field(default_factory=list)
     outs: list[Any] = dataclasses.field(default_factory=list)
     uncovered: dict[int, str] = dataclasses.field(default_factory=dict)
+    last_products: tuple[int, ...] = ()
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Cell]) -> list[Cell]:
         """Evaluate a jaxpr on cells."""
@@ -81,7 +83,9 @@ class Interpreter:
         held = [i for i, cell in enumerate(cells) if cell.leaf is not None]
         if not held:
             tap = cells[0].tap if name in RESHAPES and cells else None
-            return [Cell(value, tap=tap) for value in evaluate(jaxpr, eqn, cells)]
+            reached = _products(cells)
+            values = evaluate(jaxpr, eqn, cells)
+            return [Cell(value, tap=tap, products=reached) for value in values]
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             closed = isinstance(inner, core.ClosedJaxpr)
@@ -97,7 +101,8 @@ class Interpreter:
             return [self._tap(value, cells, held[0], use)]
         for i in held:
             self._uncover(cells[i].leaf, f"used by `{name}`")
-        return [Cell(value) for value in evaluate(jaxpr, eqn, cells)]
+        reached = _products(cells)
+        return [Cell(value, products=reached) for value in evaluate(jaxpr, eqn, cells)]
 
     def _uncover(self, leaf: int | None, why: str) -> None:
         assert leaf is not None
@@ -137,8 +142,10 @@ class Interpreter:
         self.uses.append(use)
         self.acts.append(others[0])
         self.outs.append(value)
-        product = isinstance(use, MatmulUse)
-        return Cell(value, tap=len(self.uses) - 1 if product else None)
+        if not isinstance(use, MatmulUse):
+            return Cell(value, products=_products(cells))
+        tap = len(self.uses) - 1
+        return Cell(value, tap=tap, products=frozenset({tap}))
 
     def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""
@@ -150,14 +157,21 @@ class Interpreter:
             slices = [_index(x, i) for x in xs]
             outs = self.run(p["jaxpr"].jaxpr, p["jaxpr"].consts, [*consts, *carry, *slices])
             carry = outs[: p["num_carry"]]
-            stacked.append([cell.value for cell in outs[p["num_carry"] :]])
+            stacked.append(outs[p["num_carry"] :])
         if p["reverse"]:
             stacked.reverse()
         for cell in carry:
             if cell.leaf is not None:
                 self._uncover(cell.leaf, "carried out of a `scan`")
-        ys = [Cell(jnp.stack(column)) for column in zip(*stacked, strict=True)]
-        return [*(Cell(cell.value) for cell in carry), *ys]
+        ys = [
+            Cell(jnp.stack([cell.value for cell in column]), products=_products(column))
+            for column in zip(*stacked, strict=True)
+        ]
+        return [*(Cell(cell.value, products=cell.products) for cell in carry), *ys]
+
+
+def _products(cells: Sequence[Cell]) -> frozenset[int]:
+    return frozenset().union(*(cell.products for cell in cells))
 
 
 def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
@@ -173,7 +187,7 @@ def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
 
 def _index(cell: Cell, i: int) -> Cell:
     if cell.leaf is None:
-        return Cell(cell.value[i])
+        return Cell(cell.value[i], products=cell.products)
     before = cell.view
     assert before is not None
     return Cell(cell.value[i], cell.leaf, lambda leaf: before(leaf)[i])

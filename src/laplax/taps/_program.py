@@ -25,6 +25,7 @@ class Program:
     uncovered: tuple[tuple[int, str], ...]
     names: tuple[str, ...]
     leaves: tuple[jax.ShapeDtypeStruct, ...]
+    last_products: tuple[int, ...] = ()  # taps that reach the output through no other product
 
     def uses_of(self, leaf: int) -> list[int]:
         """The taps of one leaf."""
@@ -43,6 +44,7 @@ class Program:
         cells = [Cell(x) for x in jax.tree.leaves(input)]
         cells += [Cell(w, i, lambda leaf: leaf) for i, w in enumerate(leaves)]
         out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
+        interpreter.last_products = tuple(sorted(out.products))
         if out.leaf is not None:
             interpreter.uncovered.setdefault(out.leaf, "returned as the output")
         return out.value, interpreter
@@ -85,6 +87,7 @@ def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Progr
         uses=tuple(interpreter.uses),
         out_structs=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs),
         uncovered=tuple(interpreter.uncovered.items()),
+        last_products=interpreter.last_products,
     )
 
 
