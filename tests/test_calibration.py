@@ -313,7 +313,7 @@ def test_a_grid_of_covariances_counts_the_projected_jacobians_of_every_point():
             fit("cross_entropy")[0], cases.mlp_fn, predictive_type=predictive_type
         )
         data = _objectives.whole_batch(laplax._data.as_data(held_out("cross_entropy")))
-        return _objectives.predictive_objective("nll", made, made.model, data).bytes_per_point()
+        return _objectives.predictive_objective("nll", made, data).bytes_per_point()
 
     parameters = fit("cross_entropy")[0].space.size
     assert bytes_of("mean_field_2") - bytes_of("mean_field_1") >= 8 * 11 * 3 * parameters
@@ -560,7 +560,8 @@ def test_the_returned_predictive_equals_one_made_by_hand(loss_fn, method, option
     found, expected = set_prob_predictive(chosen)(HELD_OUT), by_hand(chosen)(HELD_OUT)
     assert list(found) == list(expected)
     for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name])
+        # A linear search answers in the eigenbasis: equal up to rounding.
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9)
     assert found.pred_mean.shape == (11, 3)
     assert set_prob_predictive(chosen)(HELD_OUT[0]).pred_var.shape == (3,)
 

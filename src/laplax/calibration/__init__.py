@@ -93,7 +93,7 @@ def calibration(
         ...     posterior_fn, model_fn, params, (x, 2 * x), prior_arguments={"sigma_squared": 0.1}
         ... )
         >>> print(f"{prior_arguments['prior_prec']:.2f}")
-        0.26
+        0.27
     """
     posterior_fn.check_params(params)
     posterior_fn.check_loss(loss_fn)
@@ -136,7 +136,10 @@ def calibration(
         held_out = whole_batch(problem.data)
         objective = predictive_objective(calibration_objective, made, held_out)
     chosen, trace = method.search(objective, initial, progress)
-    return chosen, dataclasses.replace(made, trace=trace)
+    # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
+    # factorisation in single precision could fail although the eigenvalues served.
+    searched = getattr(objective, "predictive", made)
+    return chosen, dataclasses.replace(searched, trace=trace)
 
 
 def _resolve_method(method: Any) -> Method:
