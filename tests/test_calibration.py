@@ -865,7 +865,7 @@ def test_a_method_that_cannot_search_is_refused_when_it_is_made(make, message):
         make()
 
 
-def refuse(message, *, params=None, **options):
+def check_refused(message, *, params=None, **options):
     posterior_fn, own = fit()
     with pytest.raises(ValueError, match=message):
         laplax.calibration(
@@ -875,14 +875,18 @@ def refuse(message, *, params=None, **options):
 
 def test_params_other_than_the_posteriors_are_refused():
     moved = jax.tree.map(lambda p: p + 0.5, cases.mlp())
-    refuse(r"not the ones that posterior_fn was fitted at \(largest difference 0.5\)", params=moved)
-    refuse("params do not match the posterior's", params=cases.mlp()[:1])
+    check_refused(
+        r"not the ones that posterior_fn was fitted at \(largest difference 0.5\)", params=moved
+    )
+    check_refused("params do not match the posterior's", params=cases.mlp()[:1])
 
 
 def test_a_likelihood_other_than_the_posteriors_is_refused():
-    refuse("'cross_entropy' is not the likelihood that posterior_fn", loss_fn="cross_entropy")
+    check_refused(
+        "'cross_entropy' is not the likelihood that posterior_fn", loss_fn="cross_entropy"
+    )
 
 
 def test_a_curvature_of_another_fit_is_refused():
     _, other = laplax.laplace(cases.mlp_fn, cases.mlp(), held_out(), loss_fn="mse")
-    refuse("curv_estimate is not the one that came with posterior_fn", curv_estimate=other)
+    check_refused("curv_estimate is not the one that came with posterior_fn", curv_estimate=other)

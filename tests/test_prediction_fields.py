@@ -43,7 +43,7 @@ def predict(fields=None, prior_prec=0.6, **options):
     return setter(**options)({"prior_prec": prior_prec})(X, fields=fields)
 
 
-def close(actual, desired, rtol=1e-9):
+def assert_close(actual, desired, rtol=1e-9):
     np.testing.assert_allclose(actual, desired, rtol=rtol, atol=1e-12)
 
 
@@ -90,7 +90,7 @@ def test_the_predictive_jits_and_traces_once_for_three_priors():
 
     for prior_prec in (0.1, 1.0, 10.0):
         prob_predictive = set_prob_predictive({"prior_prec": prior_prec})
-        close(total_var(prob_predictive, X), prob_predictive(X).total_var)
+        assert_close(total_var(prob_predictive, X), prob_predictive(X).total_var)
     assert len(traces) == 1
 
 
@@ -112,7 +112,7 @@ def test_vmap_over_priors_equals_a_loop():
     set_prob_predictive, priors = setter(), jnp.asarray([0.1, 1.0, 10.0])
     batched = jax.vmap(lambda t: set_prob_predictive({"prior_prec": t})(X))(priors)
     for i, t in enumerate(priors):
-        close(batched.total_var[i], set_prob_predictive({"prior_prec": t})(X).total_var)
+        assert_close(batched.total_var[i], set_prob_predictive({"prior_prec": t})(X).total_var)
 
 
 def test_the_total_variance_has_gradients_in_prior_and_noise():
@@ -126,9 +126,9 @@ def test_the_total_variance_has_gradients_in_prior_and_noise():
     at, step = (jnp.asarray(0.3), jnp.asarray(-0.5)), 1e-5
     actual = jax.grad(spread, argnums=(0, 1))(*at)
     low, high = (spread(at[0] + s, at[1]) for s in (-step, step))
-    close(actual[0], (high - low) / (2 * step), rtol=1e-6)
+    assert_close(actual[0], (high - low) / (2 * step), rtol=1e-6)
     low, high = (spread(at[0], at[1] + s) for s in (-step, step))
-    close(actual[1], (high - low) / (2 * step), rtol=1e-6)
+    assert_close(actual[1], (high - low) / (2 * step), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +153,11 @@ def test_a_heteroscedastic_prediction_shows_the_mean_head_and_the_expected_noise
     joint = np.einsum("ncnd->ncd", prob_predictive.kernel(X)).reshape(7, 2, 2, 2, 2)
     f = heads(X, prob_predictive.posterior.mean)
     log_var_var = np.stack([joint[:, i, 1, i, 1] for i in range(2)], axis=1)
-    close(p.pred_mean, f[..., 0])
-    close(p.pred_cov, joint[:, :, 0, :, 0])
-    close(p.pred_var, np.diagonal(p.pred_cov, axis1=1, axis2=2))
-    close(p.aleatoric_var, np.exp(f[..., 1] + 0.5 * log_var_var))
-    close(p.total_var, p.pred_var + p.aleatoric_var)
+    assert_close(p.pred_mean, f[..., 0])
+    assert_close(p.pred_cov, joint[:, :, 0, :, 0])
+    assert_close(p.pred_var, np.diagonal(p.pred_cov, axis1=1, axis2=2))
+    assert_close(p.aleatoric_var, np.exp(f[..., 1] + 0.5 * log_var_var))
+    assert_close(p.total_var, p.pred_var + p.aleatoric_var)
     assert p.samples.shape == (4, 7, 2)
 
 
@@ -174,11 +174,11 @@ def test_class_probabilities_are_the_predictive_of_the_moments(kind):
     fields = ["pred_mean", "pred_var", "pred_cov", "pred_act", "log_pred_act", "entropy"]
     p = predict(fields, **CLASSES, predictive_type=kind)
     expected = np.asarray(ANALYTIC[kind](p))
-    close(p.pred_act, expected)
-    close(p.log_pred_act, np.log(expected))
-    close(p.entropy, -np.sum(expected * np.log(expected), axis=-1))
+    assert_close(p.pred_act, expected)
+    assert_close(p.log_pred_act, np.log(expected))
+    assert_close(p.entropy, -np.sum(expected * np.log(expected), axis=-1))
     alone = predict(["pred_act"], **CLASSES, predictive_type=kind)  # needs what it needs by itself
-    close(alone.pred_act, expected)
+    assert_close(alone.pred_act, expected)
 
 
 def test_sampled_class_probabilities_agree_with_fresh_monte_carlo():
@@ -195,9 +195,9 @@ def test_nonlinear_class_probabilities_are_the_mean_over_sampled_networks():
     fields = ["samples", "pred_act", "entropy", "mutual_information"]
     p = predict(fields, **CLASSES, pushforward_type="nonlinear", num_samples=9)
     probs = np.asarray(jax.nn.softmax(p.samples, axis=-1))
-    close(p.pred_act, probs.mean(axis=0))
+    assert_close(p.pred_act, probs.mean(axis=0))
     expected = p.entropy + np.sum(probs * np.log(probs), axis=-1).mean(axis=0)
-    close(p.mutual_information, expected)
+    assert_close(p.mutual_information, expected)
 
 
 @pytest.mark.parametrize("options", [CLASSES, BINARY], ids=["classes", "binary"])
@@ -214,24 +214,24 @@ def test_mutual_information_lies_between_zero_and_entropy(options, pushforward_t
 def test_binary_probabilities_are_the_probit():
     p = predict(["pred_mean", "pred_var", "pred_act", "log_pred_act", "entropy"], **BINARY)
     one = np.asarray(predictives.probit(p.pred_mean, p.pred_var))
-    close(p.pred_act, one)
-    close(np.exp(p.log_pred_act), np.stack([1 - one, one], axis=-1))
-    close(p.entropy, -(one * np.log(one) + (1 - one) * np.log(1 - one)))
+    assert_close(p.pred_act, one)
+    assert_close(np.exp(p.log_pred_act), np.stack([1 - one, one], axis=-1))
+    assert_close(p.entropy, -(one * np.log(one) + (1 - one) * np.log(1 - one)))
 
 
 def test_a_poisson_rate_is_the_mean_of_a_log_normal():
     p = predict(loss_fn="poisson")
-    close(p.pred_act, np.exp(p.pred_mean + 0.5 * p.pred_var))
+    assert_close(p.pred_act, np.exp(p.pred_mean + 0.5 * p.pred_var))
     fields = ["samples", "pred_act"]
     p = predict(fields, loss_fn="poisson", pushforward_type="nonlinear", num_samples=5)
-    close(p.pred_act, np.exp(p.samples).mean(axis=0))
+    assert_close(p.pred_act, np.exp(p.samples).mean(axis=0))
 
 
 def test_the_dirichlet_of_the_bridge_has_the_predicted_mean():
     fields = ["dirichlet", "pred_act", "pred_mean", "pred_cov"]
     p = predict(fields, **CLASSES, predictive_type="laplace_bridge")
-    close(p.dirichlet, predictives.laplace_bridge_dirichlet(p.pred_mean, p.pred_cov))
-    close(p.dirichlet / p.dirichlet.sum(-1, keepdims=True), p.pred_act)
+    assert_close(p.dirichlet, predictives.laplace_bridge_dirichlet(p.pred_mean, p.pred_cov))
+    assert_close(p.dirichlet / p.dirichlet.sum(-1, keepdims=True), p.pred_act)
 
 
 # --- names and refusals ---------------------------------------------------------------------

@@ -23,7 +23,7 @@ X = cases.random(7, 2, seed=4)
 ARGUMENTS = {"prior_prec": 0.6, "sigma_squared": 0.3}
 
 
-def close(actual, desired, rtol=1e-9):
+def assert_close(actual, desired, rtol=1e-9):
     np.testing.assert_allclose(actual, desired, rtol=rtol, atol=rtol * np.abs(desired).max())
 
 
@@ -74,15 +74,15 @@ def test_the_linear_prediction_of_a_linear_model_is_the_closed_form(name, prior_
     }
     assert set(prediction) == set(expected)
     for field, value in expected.items():
-        close(prediction[field], value)
+        assert_close(prediction[field], value)
 
 
 def test_the_joint_and_the_cross_covariance_are_the_closed_form(name, prior_prec):
     prob_predictive, _, covariance = conjugate(name, prior_prec)
     joint, cross = prob_predictive.kernel(NEW), prob_predictive.kernel(NEW[:2], NEW[2:])
     assert (joint.shape, cross.shape) == ((5, 1, 5, 1), (2, 1, 3, 1))
-    close(joint[:, 0, :, 0], NEW @ covariance @ NEW.T)
-    close(cross[:, 0, :, 0], NEW[:2] @ covariance @ NEW[2:].T)
+    assert_close(joint[:, 0, :, 0], NEW @ covariance @ NEW.T)
+    assert_close(cross[:, 0, :, 0], NEW[:2] @ covariance @ NEW[2:].T)
     assert prob_predictive.kernel(NEW[0], NEW).shape == (1, 1, 5, 1)
 
 
@@ -94,8 +94,8 @@ def test_the_nonlinear_prediction_of_a_linear_model_agrees_with_the_closed_form(
     var = jnp.einsum("np,pq,nq->n", NEW, covariance, NEW)
     within_errors(prediction.pred_mean, NEW @ mean, jnp.sqrt(var / count))
     within_errors(prediction.pred_var, var, var * (2 / (count - 1)) ** 0.5)
-    close(prediction.map, NEW @ mean)
-    close(prediction.total_var, prediction.pred_var + NOISE)
+    assert_close(prediction.map, NEW @ mean)
+    assert_close(prediction.total_var, prediction.pred_var + NOISE)
 
 
 # --- every structure against dense algebra --------------------------------------------------
@@ -112,8 +112,8 @@ def dense_covariance(structure, c, prior):
 
 
 def check_moments(covariance, marginal, expected):
-    close(covariance, expected)
-    close(marginal, jnp.diagonal(expected, axis1=1, axis2=2))
+    assert_close(covariance, expected)
+    assert_close(marginal, jnp.diagonal(expected, axis1=1, axis2=2))
 
 
 @pytest.mark.parametrize("prior", MATRIX_PRIORS)
@@ -134,7 +134,7 @@ def test_every_projection_answers_any_scale_and_prior(structure, c, tau):
 
 def test_the_spectral_form_is_the_same_curvature_and_stays_itself(structure):
     spectral = structure.spectral()
-    close(spectral.to_dense(), structure.to_dense())
+    assert_close(spectral.to_dense(), structure.to_dense())
     assert spectral.spectral() is spectral
 
 
@@ -144,8 +144,8 @@ def test_a_posterior_in_spectral_form_is_the_same_posterior():
     )
     plain, spectral = posterior_fn(ARGUMENTS), posterior_fn.spectral()(ARGUMENTS)
     v = cases.random(27, seed=1)
-    close(spectral.cov_mv(v), plain.cov_mv(v))
-    close(spectral.logdet(), plain.logdet())
+    assert_close(spectral.cov_mv(v), plain.cov_mv(v))
+    assert_close(spectral.logdet(), plain.logdet())
 
 
 @pytest.mark.parametrize("name", ["low rank", "low rank with a dense scale"])
@@ -158,9 +158,9 @@ def test_a_weak_prior_in_float32_leaves_variances_inside_the_basis_accurate(name
     expected = jnp.sum(jnp.square(coordinates) / (1e3 * eigenvalues + 1e-5), axis=-1)
     projection, precision = structure.project(J), structure.precision(c, tau)
     for actual in (projection.marginal(c, tau), precision.marginal(J)):
-        close(actual, expected, rtol=1e-3)
+        assert_close(actual, expected, rtol=1e-3)
     for cov in (projection.covariance(c, tau), precision.covariance(J)):
-        close(jnp.diagonal(cov, axis1=1, axis2=2), expected, rtol=1e-3)
+        assert_close(jnp.diagonal(cov, axis1=1, axis2=2), expected, rtol=1e-3)
 
 
 # --- nonlinear networks ---------------------------------------------------------------------
@@ -218,7 +218,7 @@ def everything(prob_predictive, input=X):
 def same_fields(actual, desired):
     assert list(actual) == list(desired)
     for field in desired:
-        close(actual[field], desired[field])
+        assert_close(actual[field], desired[field])
 
 
 @pytest.mark.parametrize(
@@ -234,15 +234,15 @@ def test_linear_moments_equal_explicit_jacobians_for_outputs_of_any_shape(shape,
     J = jax.jit(jax.vmap(jax.jacobian(output), (None, 0)))(flat, X)  # (n, *out, P)
     covariance = np.asarray(jax.jit(jax.vmap(p.posterior.cov_mv))(jnp.eye(flat.size)))
     rows = np.asarray(J).reshape(7, -1, flat.size)
-    close(jacobian(p.model, p.posterior.mean, p.posterior.space, X), rows)
+    assert_close(jacobian(p.model, p.posterior.mean, p.posterior.space, X), rows)
     joint = np.einsum("ncp,pq,mdq->ncmd", rows, covariance, rows)
     own = np.einsum("ncnd->ncd", joint)
     prediction = everything(p)
-    close(prediction.pred_mean, jax.vmap(output, (None, 0))(flat, X))
-    close(prediction.pred_cov, own.reshape(7, *shape, *shape))
-    close(prediction.pred_var, np.diagonal(own, axis1=1, axis2=2).reshape(7, *shape))
-    close(p(X).pred_var, prediction.pred_var)  # without the covariance
-    close(p.kernel(X), joint)
+    assert_close(prediction.pred_mean, jax.vmap(output, (None, 0))(flat, X))
+    assert_close(prediction.pred_cov, own.reshape(7, *shape, *shape))
+    assert_close(prediction.pred_var, np.diagonal(own, axis1=1, axis2=2).reshape(7, *shape))
+    assert_close(p(X).pred_var, prediction.pred_var)  # without the covariance
+    assert_close(p.kernel(X), joint)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3)])
@@ -253,12 +253,12 @@ def test_nonlinear_moments_are_those_of_the_sampled_networks(shape):
         [p.model.fn(X, jax.tree.map(lambda w, i=i: w[i], weights)) for i in range(9)]
     )
     prediction = everything(p)
-    close(prediction.samples, outputs)
-    close(prediction.pred_mean, outputs.mean(0))
-    close(prediction.pred_var, outputs.var(0, ddof=1))
+    assert_close(prediction.samples, outputs)
+    assert_close(prediction.pred_mean, outputs.mean(0))
+    assert_close(prediction.pred_var, outputs.var(0, ddof=1))
     flat = outputs.reshape(9, 7, -1)
     expected = np.stack([np.cov(flat[:, i].T) for i in range(7)])
-    close(prediction.pred_cov, expected.reshape(7, *shape, *shape))
+    assert_close(prediction.pred_cov, expected.reshape(7, *shape, *shape))
 
 
 def test_a_tiny_memory_budget_gives_the_same_fields(case):
@@ -282,7 +282,7 @@ def test_one_input_gives_the_row_of_the_batch(case):
     batch, single = everything(p), everything(p, X[4])
     assert list(single) == list(batch)
     for field, value in single.items():
-        close(value, batch[field][:, 4] if field == "samples" else batch[field][4])
+        assert_close(value, batch[field][:, 4] if field == "samples" else batch[field][4])
 
 
 @pytest.mark.parametrize("pushforward_type", PUSHFORWARDS)
@@ -297,7 +297,7 @@ def test_samples_are_the_same_functions_wherever_they_are_evaluated(pushforward_
     together = p(X, fields=["samples"]).samples
     apart = [p(part, fields=["samples"]).samples for part in (X[:3], X[3:])]
     assert together.shape == (5, 7, 3)
-    close(together, jnp.concatenate(apart, axis=1))
+    assert_close(together, jnp.concatenate(apart, axis=1))
     assert not np.allclose(together[0], together[1])
 
 

@@ -33,33 +33,33 @@ def dense(structure, prior):
     return C * structure.to_dense() + jnp.diag(jnp.broadcast_to(prior, (cases.SIZE,)))
 
 
-def close(actual, desired):
+def assert_close(actual, desired):
     np.testing.assert_allclose(actual, desired, rtol=1e-9, atol=1e-11)
 
 
 def test_the_curvature_multiplies_and_has_its_diagonal(structure):
     v = cases.random(cases.SIZE, 3)
-    close(structure.mv(v), structure.to_dense() @ v)
-    close(structure.mv(v[:, 0]), structure.to_dense() @ v[:, 0])
-    close(structure.diagonal(), jnp.diagonal(structure.to_dense()))
+    assert_close(structure.mv(v), structure.to_dense() @ v)
+    assert_close(structure.mv(v[:, 0]), structure.to_dense() @ v[:, 0])
+    assert_close(structure.diagonal(), jnp.diagonal(structure.to_dense()))
 
 
 def test_the_precision_multiplies_solves_and_has_a_root(structure, prior, dense):
     precision, eye = structure.precision(C, prior), jnp.eye(cases.SIZE)
-    close(precision.mv(eye), dense)
-    close(precision.solve(eye), jnp.linalg.inv(dense))
+    assert_close(precision.mv(eye), dense)
+    assert_close(precision.solve(eye), jnp.linalg.inv(dense))
     scale = precision.scale_mv(eye)
-    close(scale @ scale.T, jnp.linalg.inv(dense))
-    close(precision.scale_t_mv(eye), scale.T)
+    assert_close(scale @ scale.T, jnp.linalg.inv(dense))
+    assert_close(precision.scale_t_mv(eye), scale.T)
     v = cases.random(cases.SIZE)
-    close(precision.solve(precision.mv(v)), v)
-    close(precision.scale_mv(v), scale @ v)
+    assert_close(precision.solve(precision.mv(v)), v)
+    assert_close(precision.scale_mv(v), scale @ v)
 
 
 def test_determinant_and_variance_are_those_of_the_dense_matrix(structure, prior, dense):
     precision = structure.precision(C, prior)
-    close(precision.logdet(), jnp.linalg.slogdet(dense)[1])
-    close(precision.variance(), jnp.diagonal(jnp.linalg.inv(dense)))
+    assert_close(precision.logdet(), jnp.linalg.slogdet(dense)[1])
+    assert_close(precision.variance(), jnp.diagonal(jnp.linalg.inv(dense)))
 
 
 def test_log_prob_is_that_of_the_gaussian(structure, prior, dense):
@@ -69,7 +69,7 @@ def test_log_prob_is_that_of_the_gaussian(structure, prior, dense):
     expected = jax.scipy.stats.multivariate_normal.logpdf(
         point, posterior.mean, jnp.linalg.inv(dense)
     )
-    close(posterior.log_prob(point), expected)
+    assert_close(posterior.log_prob(point), expected)
 
 
 def test_samples_have_the_covariance_within_five_standard_errors(structure, prior, dense):
@@ -124,7 +124,7 @@ def test_everything_jits_and_vmaps(structure):
         return structure.precision(C, t).solve(v)
 
     batched = jax.vmap(solve, in_axes=(None, 0))(structure, priors)
-    close(batched, jnp.stack([structure.precision(C, t).solve(v) for t in priors]))
+    assert_close(batched, jnp.stack([structure.precision(C, t).solve(v) for t in priors]))
 
 
 def test_a_structure_is_a_pytree_of_its_numbers(structure):

@@ -51,6 +51,7 @@ class LocalCurvature:
 
 
 def add_product(total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
+    """The step of a product over the data."""
     return total + local.mm(batch, V)
 
 

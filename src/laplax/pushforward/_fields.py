@@ -163,36 +163,13 @@ def _makers(
         return x[..., 0] if heads else x
 
     def aleatoric() -> jax.Array:
-        if not heads:
-            return jnp.broadcast_to(sigma_squared.astype(moments.mean.dtype), moments.mean.shape)
-        if recipe.pushforward is Pushforward.NONLINEAR and moments.samples is not None:
-            return jnp.mean(jnp.exp(moments.samples[..., 1]), axis=0)
-        # The mean of a log-normal: the variance head is uncertain too.
-        assert moments.var is not None
-        return jnp.exp(moments.mean[..., 1] + 0.5 * moments.var[..., 1])
+        return _aleatoric(recipe, moments, sigma_squared)
 
     def total() -> jax.Array:
         return shown(moments.var) + aleatoric()
 
-    def covariance() -> jax.Array:
-        assert moments.cov is not None
-        if not heads:
-            return moments.cov
-        axis = moments.mean.ndim - 1
-        return jnp.take(moments.cov[..., 0], 0, axis=axis)
-
     def log_act() -> jax.Array:
         return log_probabilities(recipe, moments, key)
-
-    def act() -> jax.Array:
-        if isinstance(likelihood, Categorical):
-            return jnp.exp(log_act())
-        if isinstance(likelihood, Bernoulli):
-            return jnp.exp(log_act()[..., 1])
-        if moments.samples is not None and recipe.pushforward is Pushforward.NONLINEAR:
-            return jnp.mean(likelihood.link(moments.samples), axis=0)
-        assert moments.var is not None
-        return likelihood.link(moments.mean + 0.5 * moments.var)  # log link: a log-normal's mean
 
     def information() -> jax.Array:
         return mutual_information_per_example(_two_class(likelihood, logits(recipe, moments, key)))
@@ -202,12 +179,12 @@ def _makers(
         "pred_mean": lambda: shown(moments.mean),
         "pred_var": lambda: shown(moments.var),
         "pred_std": lambda: jnp.sqrt(shown(moments.var)),
-        "pred_cov": covariance,
+        "pred_cov": lambda: _shown_covariance(moments, heads),
         "samples": lambda: shown(moments.samples),
         "aleatoric_var": aleatoric,
         "total_var": total,
         "total_std": lambda: jnp.sqrt(total()),
-        "pred_act": act,
+        "pred_act": lambda: _mean_of_y(recipe, moments, key),
         "log_pred_act": log_act,
         "entropy": lambda: -jnp.sum(jnp.exp(log_act()) * log_act(), axis=-1),
         "mutual_information": information,
@@ -215,6 +192,38 @@ def _makers(
             moments.mean, event_covariance(moments)
         ),
     }
+
+
+def _aleatoric(recipe: Recipe, moments: Moments, sigma_squared: jax.Array) -> jax.Array:
+    """The variance of y given f: the noise, or what the variance head says on average."""
+    if not isinstance(recipe.likelihood, HeteroscedasticGaussian):
+        return jnp.broadcast_to(sigma_squared.astype(moments.mean.dtype), moments.mean.shape)
+    if recipe.pushforward is Pushforward.NONLINEAR and moments.samples is not None:
+        return jnp.mean(jnp.exp(moments.samples[..., 1]), axis=0)
+    # The mean of a log-normal: the variance head is uncertain too.
+    assert moments.var is not None
+    return jnp.exp(moments.mean[..., 1] + 0.5 * moments.var[..., 1])
+
+
+def _shown_covariance(moments: Moments, heads: bool) -> jax.Array:
+    """The covariance of what is compared with y: of the mean head, where there are two."""
+    assert moments.cov is not None
+    if not heads:
+        return moments.cov
+    return jnp.take(moments.cov[..., 0], 0, axis=moments.mean.ndim - 1)
+
+
+def _mean_of_y(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
+    """Class probabilities, probabilities of one, or rates."""
+    likelihood = recipe.likelihood
+    if isinstance(likelihood, Categorical):
+        return jnp.exp(log_probabilities(recipe, moments, key))
+    if isinstance(likelihood, Bernoulli):
+        return jnp.exp(log_probabilities(recipe, moments, key)[..., 1])
+    if moments.samples is not None and recipe.pushforward is Pushforward.NONLINEAR:
+        return jnp.mean(likelihood.link(moments.samples), axis=0)
+    assert moments.var is not None
+    return likelihood.link(moments.mean + 0.5 * moments.var)  # log link: a log-normal's mean
 
 
 def event_covariance(moments: Moments) -> jax.Array:
