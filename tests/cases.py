@@ -66,6 +66,9 @@ def _vector(m: jax.Array) -> jax.Array:
     return m.swapaxes(1, 2).reshape(-1)
 
 
+# A block that mixes parameters takes one number for all of them (the API refuses another prior).
+PER_BLOCK = jnp.asarray([0.2, 1.4, 0.9, 0.9, 0.9, 0.9])
+
 # Every structure, as a maker from a dtype.
 STRUCTURES: dict[str, Callable[[Any], Structure]] = {
     "dense": _dense,

@@ -74,7 +74,7 @@ def posterior_fn():
         (
             {"curv_type": "ful"},
             ValueError,
-            "unknown curv_type 'ful'; did you mean 'full'.*allowed: diagonal, full",
+            "unknown curv_type 'ful'; did you mean 'full'.*allowed: block_diagonal, ",
         ),
         ({"curv_type": 3}, TypeError, "curv_type must be a name or an object; got 3"),
         (

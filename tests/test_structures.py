@@ -12,8 +12,6 @@ from laplax.posterior import Posterior
 from laplax.structures import BlockDiagonal, LowRank
 
 PRIORS = {"scalar": jnp.asarray(0.7), "vector": jnp.linspace(0.2, 2.0, cases.SIZE)}
-# A block that mixes parameters takes one number for all of them (the API refuses another prior).
-PER_BLOCK = jnp.asarray([0.2, 1.4, 0.9, 0.9, 0.9, 0.9])
 C = jnp.asarray(1.7)
 
 
@@ -25,7 +23,7 @@ def structure(request):
 @pytest.fixture(params=PRIORS)
 def prior(request, structure):
     blocks = isinstance(structure, BlockDiagonal) and request.param == "vector"
-    return PER_BLOCK if blocks else PRIORS[request.param]
+    return cases.PER_BLOCK if blocks else PRIORS[request.param]
 
 
 @pytest.fixture
