@@ -7,7 +7,7 @@ from typing import TypeVar
 
 
 class LossFn(enum.StrEnum):
-    """Likelihoods with a name (math.md's section 2; `laplax.likelihoods` holds the objects)."""
+    """Likelihoods with a name; `laplax.likelihoods` holds the objects."""
 
     MSE = "mse"
     CROSS_ENTROPY = "cross_entropy"
