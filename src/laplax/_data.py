@@ -36,10 +36,14 @@ class Batch:
     @property
     def num_counted(self) -> int | jax.Array:
         """How many examples take part: one whose weight is zero is masked out."""
+        return self.num_examples if self.weight is None else jnp.sum(self.counted)
+
+    @property
+    def counted(self) -> jax.Array:
+        """Which examples take part, a truth value each."""
         if self.weight is None:
-            return self.num_examples
-        axes = tuple(range(1, self.weight.ndim))
-        return jnp.sum(jnp.any(self.weight != 0, axis=axes))
+            return jnp.ones(self.num_examples, bool)
+        return jnp.any(self.weight != 0, axis=tuple(range(1, self.weight.ndim)))
 
     def slice(self, start: int | jax.Array, size: int) -> "Batch":
         """`size` examples from `start` on."""

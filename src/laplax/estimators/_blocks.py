@@ -168,7 +168,7 @@ def _add_factors(
 ) -> dict[str, Any]:
     tapped = tap_batch(plan.program, local, batch)
     leaves = jax.tree.leaves(local.params)
-    seen = _seen(batch, tapped.dtype)
+    seen = batch.counted.astype(tapped.dtype)
     inputs, outputs = [], []
     for layer in plan.layers:
         a, g = _layer_operand(tapped, layer, seen), tapped.gradient(layer.tap)
@@ -190,21 +190,13 @@ def _add_moments(
     sums: list[jax.Array], batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
 ) -> list[jax.Array]:
     tapped = tap_batch(plan.program, local, batch)
-    seen = _seen(batch, tapped.dtype)
+    seen = batch.counted.astype(tapped.dtype)
     new = []
     for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
         a = jnp.einsum("nbti,bij->nbtj", _layer_operand(tapped, layer, seen), left)
         g = jnp.einsum("nkbto,bop->nkbtp", tapped.gradient(layer.tap), right)
         new.append(total + matrix_diagonal(a, g))
     return new
-
-
-def _seen(batch: Batch, dtype: Any) -> jax.Array:
-    """One for an example that counts, zero for a masked one."""
-    if batch.weight is None:
-        return jnp.ones(batch.num_examples, dtype)
-    axes = tuple(range(1, batch.weight.ndim))
-    return jnp.any(batch.weight != 0, axis=axes).astype(dtype)
 
 
 def _layer_operand(tapped: Tapped, layer: Layer, seen: jax.Array) -> jax.Array:

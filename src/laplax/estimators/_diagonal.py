@@ -30,7 +30,7 @@ class ExactDiagonal(Estimator):
             program = operator.program
             zeros = jnp.zeros(operator.size, operator.space.dtype)
             cost = bytes_per_example(program, operator.space, operator.rows_per_example)
-            values = operator.fold(_add_diagonal, zeros, cost, StaticProgram(program))
+            values = operator.fold(_add_diagonal, zeros, cost, program)
             return Diagonal(values), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
@@ -40,18 +40,10 @@ class ExactDiagonal(Estimator):
         return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class StaticProgram:
-    """A program on its way through a compiled step."""
-
-    program: Program
-
-
 def _add_diagonal(
-    total: jax.Array, batch: Batch, local: LocalCurvature, static: StaticProgram
+    total: jax.Array, batch: Batch, local: LocalCurvature, program: Program
 ) -> jax.Array:
-    return total + diagonal_of_batch(static.program, local, batch)
+    return total + diagonal_of_batch(program, local, batch)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

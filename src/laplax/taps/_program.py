@@ -14,12 +14,12 @@ from ._interpret import Cell, Interpreter
 from ._uses import Use
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
     """The model's jaxpr for one example. Static and cached: its identity keys compiled code."""
 
     jaxpr: Any
-    num_inputs: int
     uses: tuple[Use, ...]
     out_structs: tuple[jax.ShapeDtypeStruct, ...]
     uncovered: tuple[tuple[int, str], ...]
@@ -72,7 +72,7 @@ def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Progr
     input, params = jax.tree.unflatten(treedef, structs)
     jaxpr = jax.make_jaxpr(model.one)(input, params)
     leaves = structs[num_inputs:]
-    empty = Program(jaxpr, num_inputs, (), (), (), tuple(leaf_names(params)), leaves)
+    empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
     found: list[Interpreter] = []
 
     def dry(input: PyTree, params: PyTree) -> tuple[jax.Array, list[Any]]:
