@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from ._linalg import eigh
+
 # lambda_0 of the mean-field papers: the probit's slope at 0 matched to the sigmoid's (MacKay).
 LAMBDA_0 = math.pi / 8
 
@@ -315,7 +317,7 @@ def _symmetric_root_jvp(
 
 def _root_factors(cov: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Roots r of the eigenvalues, the eigenvectors, and the table r_i + r_j."""
-    values, vectors = jnp.linalg.eigh(cov)
+    values, vectors = eigh(cov)
     roots = jnp.sqrt(jnp.where(values > 0, values, 0))
     return roots, vectors, roots[..., :, None] + roots[..., None, :]
 

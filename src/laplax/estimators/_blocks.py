@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from .._data import Batch, fold
 from .._enums import check_names
+from .._linalg import eigh
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
@@ -216,7 +217,7 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
 
 @jax.jit
 def _eigen(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, vectors = jnp.linalg.eigh(matrix)
+    values, vectors = eigh(matrix)
     return jnp.maximum(values, 0), vectors
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch
+from .._linalg import eigh
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Dense, LowRank, Structure
@@ -96,6 +97,6 @@ def dense_by_products(operator: CurvatureOperator, block: int = 64) -> jax.Array
 
 def settle_dense(matrix: jax.Array, operator: CurvatureOperator) -> jax.Array:
     """A dense matrix with the policy for negative eigenvalues applied."""
-    values, vectors = jnp.linalg.eigh(matrix)
+    values, vectors = eigh(matrix)
     settled = settle_negative(values, operator)
     return jnp.where(values[0] < 0, (vectors * settled) @ vectors.T, matrix)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._data import progress_bar
+from .._linalg import eigh
 from ..curvature import CurvatureOperator
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
@@ -114,6 +115,6 @@ def _ritz(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The leading Ritz pairs, largest first, with their residual norms |beta_m s_m|."""
     off = jnp.diag(beta[:-1], 1)
-    values, vectors = jnp.linalg.eigh(jnp.diag(alpha) + off + off.T)
+    values, vectors = eigh(jnp.diag(alpha) + off + off.T)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
     return values, basis.T @ vectors, jnp.abs(beta[-1] * vectors[-1])

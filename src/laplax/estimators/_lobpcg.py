@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.experimental.sparse.linalg import lobpcg_standard
 
 from .._data import Batch, Chunking, Loader, fold
+from .._linalg import eigh
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product
 from ..structures import LowRank, Structure
@@ -37,7 +38,7 @@ class Lobpcg(Estimator):
         rank = min(self.rank, operator.size)
         iterations: int | jax.Array = 0
         if 5 * rank >= operator.size:
-            values, vectors = jnp.linalg.eigh(dense_by_products(operator))
+            values, vectors = eigh(dense_by_products(operator))
             values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
         else:
             values, vectors, iterations = self._iterate(operator, rank)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import check_names
+from .._linalg import eigh
 from ._base import Likelihood
 
 POLICIES = ("error", "clip")
@@ -38,7 +39,7 @@ class Custom(Likelihood):
     def _eigen(self, f: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = math.prod(f.shape)
         hessian = jax.hessian(lambda z: self.event_loss(z.reshape(f.shape), y))(f.reshape(size))
-        return jnp.linalg.eigh(hessian)
+        return eigh(hessian)
 
     def smallest_eigenvalue(self, f: jax.Array, y: jax.Array) -> jax.Array:
         """Smallest eigenvalue of H relative to the largest in size: negative beyond rounding?"""

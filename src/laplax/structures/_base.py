@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._linalg import eigh
+
 
 class Precision(abc.ABC):
     """Lambda = c G + T in some structure: the posterior precision and its inverse.
@@ -144,7 +146,7 @@ class Structure(abc.ABC):
         """The same G in a form whose posterior under T = tau I is elementwise."""
         from ._low_rank import LowRank
 
-        values, vectors = jnp.linalg.eigh(self.to_dense())
+        values, vectors = eigh(self.to_dense())
         return LowRank(vectors, jnp.maximum(values, 0))
 
     def project(self, jacobian: jax.Array) -> Projection:

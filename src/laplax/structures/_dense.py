@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
 
+from .._linalg import cho_solve, cholesky, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Structure
 
@@ -30,7 +30,7 @@ class Dense(Structure):
     def precision(self, c: jax.Array, prior: jax.Array) -> "DensePrecision":
         """Lambda = C C^T."""
         diagonal = jnp.broadcast_to(prior, (self.size,))
-        return DensePrecision(jnp.linalg.cholesky(c * self.matrix + jnp.diag(diagonal)), prior)
+        return DensePrecision(cholesky(c * self.matrix + jnp.diag(diagonal)), prior)
 
 
 @pytree
@@ -51,15 +51,15 @@ class DensePrecision(Precision):
 
     def solve(self, v: jax.Array) -> jax.Array:
         """C^-T C^-1 v."""
-        return cho_solve((self.cholesky, True), v)
+        return cho_solve(self.cholesky, v)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
         """C^-T v."""
-        return solve_triangular(self.cholesky, v, lower=True, trans="T")
+        return solve_triangular(self.cholesky, v, trans=True)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
         """C^-1 v."""
-        return solve_triangular(self.cholesky, v, lower=True)
+        return solve_triangular(self.cholesky, v)
 
     def variance(self) -> jax.Array:
         """Column norms of C^-1."""

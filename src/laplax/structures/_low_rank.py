@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import cho_solve, solve_triangular
 
+from .._linalg import cho_solve, cholesky, solve_triangular
 from .._tree import pytree, static
 from ._base import Precision, Projection, Structure, columns
 
@@ -49,7 +49,7 @@ class LowRank(Structure):
         factor = self.basis * (jnp.sqrt(c) * jnp.sqrt(self.eigenvalues))
         white = factor / jnp.sqrt(prior)[:, None]
         inner = jnp.eye(self.rank, dtype=self.dtype) + white.T @ white
-        return GeneralLowRank(white, jnp.linalg.cholesky(inner), prior, self.dense_scale)
+        return GeneralLowRank(white, cholesky(inner), prior, self.dense_scale)
 
     def spectral(self) -> "LowRank":
         """It is in its eigenbasis."""
@@ -192,25 +192,25 @@ class GeneralLowRank(Precision):
     def solve(self, v: jax.Array) -> jax.Array:
         """Woodbury."""
         u = columns(1 / self._root, v)
-        inner = cho_solve((self.cholesky, True), self.white.T @ u)
+        inner = cho_solve(self.cholesky, self.white.T @ u)
         return columns(1 / self._root, u - self.white @ inner)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
         """T^-1/2 (v - V B V^T v)."""
-        inner = solve_triangular(self._shifted, self.white.T @ v, lower=True)
-        inner = solve_triangular(self.cholesky, inner, lower=True, trans="T")
+        inner = solve_triangular(self._shifted, self.white.T @ v)
+        inner = solve_triangular(self.cholesky, inner, trans=True)
         return columns(1 / self._root, v - self.white @ inner)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
         """(I - V B^T V^T) T^-1/2 v."""
         u = columns(1 / self._root, v)
-        inner = solve_triangular(self.cholesky, self.white.T @ u, lower=True)
-        inner = solve_triangular(self._shifted, inner, lower=True, trans="T")
+        inner = solve_triangular(self.cholesky, self.white.T @ u)
+        inner = solve_triangular(self._shifted, inner, trans=True)
         return u - self.white @ inner
 
     def variance(self) -> jax.Array:
         """(1 - |row of V C^-T|^2) / t."""
-        half = solve_triangular(self.cholesky, self.white.T, lower=True)
+        half = solve_triangular(self.cholesky, self.white.T)
         return (1 - jnp.sum(jnp.square(half), axis=0)) / self.prior
 
     def logdet_ratio(self) -> jax.Array:

@@ -1,0 +1,136 @@
+"""Factorisations that run one matrix at a time on a CPU when they are batched.
+
+jaxlib 0.10 hands the matrices of a batched LAPACK call to the same threads that run the program,
+and waits for them. Two such calls in one program (two chunks of predictions, two blocks of a
+posterior under `vmap`) can occupy every thread with waiting: the program never ends. On two cores
+that takes a second; `tests/test_linalg.py` has the program. A loop over single matrices never
+waits, and costs no more than the batched call. Other devices keep the batched call.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.scipy.linalg import solve_triangular as lapack_solve_triangular
+
+
+def _one_at_a_time(op: Callable[..., Any]) -> Any:
+    """`op` of single matrices whose `vmap` is a loop on a CPU."""
+    call = custom_vmap(op)
+
+    @call.def_vmap
+    def rule(axis_size: int, in_batched: Sequence[bool], *args: jax.Array) -> tuple[Any, Any]:
+        def loop(*args: jax.Array) -> Any:
+            def one(batched: Sequence[jax.Array]) -> Any:
+                rest = iter(batched)
+                return call(
+                    *(next(rest) if b else x for x, b in zip(args, in_batched, strict=True))
+                )
+
+            return jax.lax.map(one, [x for x, b in zip(args, in_batched, strict=True) if b])
+
+        together = jax.vmap(op, [0 if b else None for b in in_batched], axis_size=axis_size)
+        out = jax.lax.platform_dependent(*args, cpu=loop, default=together)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return call
+
+
+def _over_leading_axes(op: Callable[[jax.Array], Any]) -> Callable[[jax.Array], Any]:
+    """`op` of a matrix, for arrays with batch axes in front."""
+
+    def batched(a: jax.Array) -> Any:
+        return op(a) if a.ndim == 2 else jax.vmap(batched)(a)
+
+    return batched
+
+
+_eigh = _one_at_a_time(lambda a: tuple(jnp.linalg.eigh(a)))
+_cholesky = _one_at_a_time(jnp.linalg.cholesky)
+
+
+@jax.custom_jvp
+def _eigh_of_matrix(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    values, vectors = _eigh(a)
+    return values, vectors
+
+
+@_eigh_of_matrix.defjvp
+def _eigh_jvp(primals: Any, tangents: Any) -> Any:
+    values, vectors = _eigh_of_matrix(primals[0])
+    inner = vectors.T @ ((tangents[0] + tangents[0].T) / 2) @ vectors
+    gap = values[None, :] - values[:, None] + jnp.eye(values.size, dtype=values.dtype)
+    turn = inner / gap * (1 - jnp.eye(values.size, dtype=values.dtype))
+    return (values, vectors), (jnp.diagonal(inner), vectors @ turn)
+
+
+@jax.custom_jvp
+def _cholesky_of_matrix(a: jax.Array) -> jax.Array:
+    factor: jax.Array = _cholesky(a)
+    return factor
+
+
+@_cholesky_of_matrix.defjvp
+def _cholesky_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    # L^-1 dA L^-T = L^-1 dL + (L^-1 dL)^T, and L^-1 dL is lower triangular.
+    factor = _cholesky_of_matrix(primals[0])
+    half = solve_triangular(factor, (tangents[0] + tangents[0].T) / 2)
+    inner = solve_triangular(factor, half.T)
+    lower = jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2
+    return factor, factor @ lower
+
+
+def _make_solve(trans: int) -> Any:
+    def op(factor: jax.Array, b: jax.Array) -> jax.Array:
+        return lapack_solve_triangular(factor, b, lower=True, trans=trans)
+
+    looped = _one_at_a_time(op)
+    solve = custom_vmap(op)
+
+    @solve.def_vmap
+    def rule(axis_size: int, in_batched: Sequence[bool], factor: Any, b: Any) -> tuple[Any, bool]:
+        if in_batched[0]:
+            return jax.vmap(looped, [0 if x else None for x in in_batched])(factor, b), True
+        # One factor for all: more columns, not more solves.
+        columns = jnp.moveaxis(b, 0, -1).reshape(b.shape[1], -1)
+        out = solve(factor, columns).reshape(*b.shape[1:], axis_size)
+        return jnp.moveaxis(out, -1, 0), True
+
+    return solve
+
+
+_solves = {trans: _make_solve(trans) for trans in (0, 1)}
+
+
+def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues, ascending, and eigenvectors of symmetric matrices."""
+    values, vectors = _over_leading_axes(_eigh_of_matrix)(a)
+    return values, vectors
+
+
+def cholesky(a: jax.Array) -> jax.Array:
+    """Lower Cholesky factors; NaN where a matrix is not positive definite."""
+    factor: jax.Array = _over_leading_axes(_cholesky_of_matrix)(a)
+    return factor
+
+
+def solve_triangular(factor: jax.Array, b: jax.Array, *, trans: bool = False) -> jax.Array:
+    """C^-1 b, or C^-T b, for one lower triangular C and a vector or columns b."""
+    if b.ndim == 1:
+        return solve_triangular(factor, b[:, None], trans=trans)[:, 0]
+    lower = jnp.tril(factor)
+    matrix = lower.T if trans else lower
+    out: jax.Array = jax.lax.custom_linear_solve(
+        lambda x: matrix @ x,
+        b,
+        solve=lambda _, y: _solves[int(trans)](factor, y),
+        transpose_solve=lambda _, y: _solves[1 - int(trans)](factor, y),
+    )
+    return out
+
+
+def cho_solve(factor: jax.Array, b: jax.Array) -> jax.Array:
+    """(C C^T)^-1 b for one lower triangular C."""
+    return solve_triangular(factor, solve_triangular(factor, b), trans=True)
