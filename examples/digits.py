@@ -3,14 +3,14 @@
 python examples/digits.py                    # one split
 python examples/digits.py --splits 5         # the mean over five, as in docs/results.md
 
-A 64-64-10 tanh network is trained on half of the 1,797 digits until it fits them, without weight
-decay: the usual overconfident classifier. Each row fits a Laplace approximation to that half,
-chooses the prior precision by the NLL of the validation quarter (grid search, with the pushforward
-and the predictive of the row) and is judged on the test quarter.
+A 64-64-10 tanh network is trained on a fifth of the 1,797 digits until it fits them, without weight
+decay: the usual overconfident classifier. Each row fits a Laplace approximation to that fifth,
+chooses the prior precision by the NLL of another fifth (grid search, with the pushforward and the
+predictive of the row) and is judged on the remaining 1,079 digits.
 
 The same for all rows: 1,000 full-batch steps of Adam; 25 prior precisions from 1e-3 to 1e5; Lanczos
 of rank 100; 200 samples for MC_BRIDGE. The recommendation is the linearised row with the lowest
-NLL on the validation quarter. A split has 450 test digits, so one digit is 0.22 points of accuracy.
+NLL on the validation fifth. One test digit is 0.09 points of accuracy.
 """
 
 import argparse
@@ -36,14 +36,14 @@ CHOICES = [("linear", name) for name in PREDICTIVES] + [("nonlinear", "mc_bridge
 
 
 def digits(seed):
-    """Training, validation and test data: 50, 25 and 25 percent."""
+    """Training, validation and test data: 20, 20 and 60 percent."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype(np.float32)
     train, rest, y_train, y_rest = train_test_split(
-        images, labels, test_size=0.5, random_state=seed, stratify=labels
+        images, labels, test_size=0.8, random_state=seed, stratify=labels
     )
     valid, test, y_valid, y_test = train_test_split(
-        rest, y_rest, test_size=0.5, random_state=seed, stratify=y_rest
+        rest, y_rest, test_size=0.75, random_state=seed, stratify=y_rest
     )
     parts = [(train, y_train), (valid, y_valid), (test, y_test)]
     return [{"input": jnp.asarray(x), "target": jnp.asarray(y)} for x, y in parts]
@@ -62,12 +62,8 @@ def affine(x, layer):
     return x @ layer["w"] + layer["b"]
 
 
-def features(input, params):
-    return jnp.tanh(affine(input, params["hidden"]))
-
-
 def model_fn(input, params):
-    return affine(features(input, params), params["last"])
+    return affine(jnp.tanh(affine(input, params["hidden"])), params["last"])
 
 
 @jax.jit
@@ -100,24 +96,15 @@ def map_results(params, data):
     return dict(zip(METRICS, map(float, values), strict=True))
 
 
-def approximations(params, data):
-    """For each curvature: its name, its model, its parameters, its posterior."""
-
-    trained = params
-
-    def last_layer(input, params):
-        return affine(features(input, trained), params)
-
-    for name, model, free, options in (
-        ("full (last layer)", last_layer, params["last"], {"curv_type": "full"}),
-        ("diagonal", model_fn, params, {"curv_type": "diagonal"}),
-        ("Lanczos", model_fn, params, {"curv_type": "lanczos", "rank": RANK}),
-    ):
-        posterior_fn, _ = laplace(model, free, data, loss_fn="cross_entropy", **options)
-        yield name, model, free, posterior_fn
+APPROXIMATIONS = {
+    "full (last layer)": {"curv_type": "full", "subset": "last_layer"},
+    "diagonal": {"curv_type": "diagonal"},
+    "KFAC": {"curv_type": "kfac"},
+    "Lanczos": {"curv_type": "lanczos", "rank": RANK},
+}
 
 
-def judge(posterior_fn, model, params, choice, valid, test):
+def judge(posterior_fn, params, choice, valid, test):
     """Calibrate on the validation data: its NLL there, the metrics on the test data."""
     pushforward_type, predictive_type = choice
     how = {
@@ -127,7 +114,7 @@ def judge(posterior_fn, model, params, choice, valid, test):
     }
     prior_arguments, set_prob_predictive = calibration(
         posterior_fn,
-        model,
+        model_fn,
         params,
         valid,
         calibration_objective="nll",
@@ -135,7 +122,7 @@ def judge(posterior_fn, model, params, choice, valid, test):
         **how,
     )
     results, _ = evaluation(
-        posterior_fn, model, params, prior_arguments, test, metrics=METRICS, **how
+        posterior_fn, model_fn, params, prior_arguments, test, metrics=METRICS, **how
     )
     valid_nll = float(set_prob_predictive.trace.values.min())
     return {"valid_nll": valid_nll, **results}
@@ -147,11 +134,12 @@ def one_split(seed):
     params = train_map(init_params(jax.random.key(seed)), train)
     rows = {("MAP",): {**map_results(params, test), "valid_nll": map_results(params, valid)["nll"]}}
     noted = []
-    for name, model, free, posterior_fn in approximations(params, train):
+    for name, options in APPROXIMATIONS.items():
+        posterior_fn, _ = laplace(model_fn, params, train, loss_fn="cross_entropy", **options)
         for choice in CHOICES:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                rows[name, *choice] = judge(posterior_fn, model, free, choice, valid, test)
+                rows[name, *choice] = judge(posterior_fn, params, choice, valid, test)
             noted += [(", ".join((name, *choice)), str(w.message)) for w in caught]
     return rows, noted
 
