@@ -23,10 +23,13 @@ from .evaluation import evaluation as evaluation
 from .evidence import data_fit as data_fit
 from .evidence import effective_parameters as effective_parameters
 from .evidence import log_marginal_likelihood as log_marginal_likelihood
+from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
 from .posterior import PosteriorFn as PosteriorFn
 from .pushforward import Prediction as Prediction
 from .pushforward import predictive as predictive
+from .subset import largest_magnitude as largest_magnitude
+from .subset import largest_variance as largest_variance
 
 __version__ = "0.1.0"

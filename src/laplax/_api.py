@@ -17,7 +17,7 @@ from .estimators import ESTIMATORS, Estimator, estimator_class
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate, PosteriorFn
 from .structures import Structure
-from .subset import Subset, select_leaves
+from .subset import Subset, select
 
 
 def laplace(
@@ -53,7 +53,8 @@ def laplace(
             or a `Curvature`.
         subset: The parameters that are random; the others stay at their values. `"last_layer"`,
             a glob on path names (`"*/Dense_2/*"`), a regular expression (`re.compile(...)`), a
-            predicate on the path, or a pytree of booleans. None takes all.
+            predicate on the path, or a pytree of booleans; boolean arrays in it select single
+            entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
         num_total_samples: Size of the whole data set when `data` is a part of it.
         num_curv_samples: Size of that part; counted when not given.
@@ -140,8 +141,8 @@ def curvature_mv(
 def _operator(problem: Problem, measured: Curvature, subset: Subset) -> CurvatureOperator:
     measured.check(problem)
     example = problem.first.example()[0]
-    selected = select_leaves(subset, problem.model, problem.params, example)
-    space = ParamSpace.of(problem.params, selected)
+    masks = select(subset, problem.model, problem.params, example)
+    space = ParamSpace.of(problem.params, masks)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     cost = model_cost(problem.model, problem.params, example)
     return CurvatureOperator(local, problem.data, problem.output, cost)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 Cls = TypeVar("Cls", bound=type)
@@ -30,8 +31,48 @@ def pytree(cls: Cls) -> Cls:
 
 
 @dataclasses.dataclass(frozen=True)
+class Elements:
+    """Some entries of one leaf: their flat indices, ascending, as the bytes of an int64 array.
+
+    Bytes keep their hash once it is computed, so that a space with many indices stays cheap as a
+    static part of compiled functions.
+    """
+
+    buffer: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> "Elements":
+        """The entries at which a boolean mask is true."""
+        return cls(np.flatnonzero(mask).astype(np.int64).tobytes())
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The flat indices."""
+        return np.frombuffer(self.buffer, np.int64)
+
+    def take(self, flat: jax.Array) -> jax.Array:
+        """The entries out of (*batch, leaf size)."""
+        return flat.at[..., self.indices].get(**_DISTINCT)
+
+    def place(self, part: jax.Array, size: int) -> jax.Array:
+        """The entries at their places in (*batch, size), and zero elsewhere: `take` transposed."""
+        zeros = jnp.zeros((*part.shape[:-1], size), part.dtype)
+        return zeros.at[..., self.indices].set(part, **_DISTINCT)
+
+
+# What XLA need not check about static, ascending indices.
+_DISTINCT: dict[str, Any] = {
+    "indices_are_sorted": True,
+    "unique_indices": True,
+    "mode": "promise_in_bounds",
+}
+
+
+@dataclasses.dataclass(frozen=True)
 class ParamSpace:
     """The vector space R^P in which the parameters vary: all leaves, or those `selected`.
+
+    Of a selected leaf all entries vary, or those in `elements` where that is not None.
 
     Frozen configuration (hashable), so that it can be a static part of compiled functions.
     `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
@@ -42,11 +83,16 @@ class ParamSpace:
     dtypes: tuple[Any, ...]
     dtype: Any
     selected: tuple[bool, ...]
+    elements: tuple[Elements | None, ...]
 
     @classmethod
-    def of(cls, params: PyTree, selected: Sequence[bool] | None = None) -> "ParamSpace":
-        """Read the space off a pytree of floating-point arrays; `selected` leaves vary in it."""
+    def of(cls, params: PyTree, masks: Sequence[bool | np.ndarray] | None = None) -> "ParamSpace":
+        """Read the space off a pytree of floating-point arrays.
+
+        `masks` say what varies, leaf by leaf: a truth value, or one for each entry.
+        """
         leaves, treedef = jax.tree.flatten(params)
+        masks = [True] * len(leaves) if masks is None else masks
         dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
         # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
         wide = max((jnp.finfo(d).bits for d in dtypes), default=32) > 32
@@ -55,7 +101,12 @@ class ParamSpace:
             shapes=tuple(tuple(leaf.shape) for leaf in leaves),
             dtypes=dtypes,
             dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
-            selected=tuple(selected) if selected is not None else (True,) * len(leaves),
+            selected=tuple(bool(np.any(mask)) for mask in masks),
+            # A mask that is the same everywhere is a whole leaf, in or out.
+            elements=tuple(
+                Elements.of(np.asarray(mask)) if np.any(mask) and not np.all(mask) else None
+                for mask in masks
+            ),
         )
 
     @property
@@ -64,8 +115,10 @@ class ParamSpace:
         found, start = {}, 0
         for i, (shape, chosen) in enumerate(zip(self.shapes, self.selected, strict=True)):
             if chosen:
-                found[i] = (start, math.prod(shape))
-                start += math.prod(shape)
+                elements = self.elements[i]
+                size = math.prod(shape) if elements is None else len(elements.indices)
+                found[i] = (start, size)
+                start += size
         return found
 
     @property
@@ -73,12 +126,32 @@ class ParamSpace:
         """P, the number of parameters that vary."""
         return sum(size for _, size in self.slices.values())
 
+    @property
+    def whole(self) -> "ParamSpace":
+        """The space of all entries of the selected leaves: what derivatives are computed in."""
+        return dataclasses.replace(self, elements=(None,) * len(self.elements))
+
+    def parts(self) -> dict[int, str]:
+        """The leaves of which only some entries vary, with how many: `12 of 64 elements`."""
+        return {
+            i: f"{size} of {math.prod(self.shapes[i])} elements"
+            for i, (_, size) in self.slices.items()
+            if self.elements[i] is not None
+        }
+
+    def flatten_leaf(self, i: int, leaf: Any, batch_ndim: int = 0) -> jax.Array:
+        """What varies of leaf number i, shape (*batch, size), in the accumulation dtype."""
+        flat, elements = jnp.asarray(leaf), self.elements[i]
+        flat = flat.reshape(*flat.shape[:batch_ndim], -1)
+        return (flat if elements is None else elements.take(flat)).astype(self.dtype)
+
     def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
-        """Selected leaves to one array of shape (*batch, P) in the accumulation dtype."""
-        leaves = jax.tree.leaves(tree)
+        """What varies to one array of shape (*batch, P) in the accumulation dtype."""
         flat = [
-            jnp.asarray(leaf).reshape(*jnp.shape(leaf)[:batch_ndim], -1).astype(self.dtype)
-            for leaf, chosen in zip(leaves, self.selected, strict=True)
+            self.flatten_leaf(i, leaf, batch_ndim)
+            for i, (leaf, chosen) in enumerate(
+                zip(jax.tree.leaves(tree), self.selected, strict=True)
+            )
             if chosen
         ]
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
@@ -86,7 +159,7 @@ class ParamSpace:
     def unflatten(self, flat: jax.Array) -> PyTree:
         """An array (*batch, P) to leaves (*batch, *leaf shape) in the leaves' own dtypes.
 
-        Leaves that do not vary are zero: this is a direction, a difference or a variance.
+        What does not vary is zero: this is a direction, a difference or a variance.
         """
         batch, slices = flat.shape[:-1], self.slices
         leaves = []
@@ -96,7 +169,10 @@ class ParamSpace:
                 continue
             start, size = slices[i]
             part = jax.lax.slice_in_dim(flat, start, start + size, axis=flat.ndim - 1)
-            leaves.append(part.reshape(*batch, *shape).astype(dtype))
+            part, elements = part.astype(dtype), self.elements[i]
+            if elements is not None:
+                part = elements.place(part, math.prod(shape))
+            leaves.append(part.reshape(*batch, *shape))
         return jax.tree.unflatten(self.treedef, leaves)
 
     def is_flat(self, vector: PyTree) -> bool:

@@ -134,7 +134,8 @@ class PosteriorFn:
             )
         if not is_concrete(params, self.mean):
             return
-        distance = float(jnp.max(jnp.abs(space.flatten(params) - space.flatten(self.mean))))
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self.mean), strict=True)
+        distance = max(float(jnp.max(jnp.abs(a - b), initial=0)) for a, b in pairs)
         if distance != 0:
             raise ValueError(
                 "params are not the ones that posterior_fn was fitted at (largest difference "

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._data import Batch, Loader
 from .._enums import CalibrationObjective, Pushforward, as_member
-from .._model import Model, model_cost
+from .._model import Model
 from .._tree import PyTree, pytree, static
 from ..curvature._operator import MEMORY_BUDGET
 from ..evaluation import as_metric, check_metric, needed_fields, observe, refuse_weights
@@ -19,9 +19,9 @@ from ..evidence import log_marginal_likelihood
 from ..likelihoods import DataFit
 from ..metrics import Metric
 from ..posterior import PosteriorFn
-from ..pushforward import ProbPredictive, SetProbPredictive, jacobian
+from ..pushforward import ProbPredictive, SetProbPredictive
 from ..pushforward._fields import Moments, Recipe, make_fields
-from ..pushforward._moments import bytes_per_example
+from ..pushforward._moments import chunk_size, jacobian_for
 from ..pushforward._predictive import predict
 from ..structures import Projection, Structure
 
@@ -120,7 +120,7 @@ def predictive_objective(
     if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
         spectral = predictive.posterior_fn.spectral()
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
-        projection = _project(predictive, model, data.input, output)
+        projection = _project(predictive, model, data.input, output.shape[0], fields)
     return PredictiveObjective(
         predictive, projection, output, data.input, data.target, metric, fields, transform
     )
@@ -149,20 +149,26 @@ def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
 def _project_chunk(
     model: Model, posterior_fn: PosteriorFn, structure: Structure, input: PyTree
 ) -> Projection:
-    return structure.project(jacobian(model, posterior_fn.mean, posterior_fn.space, input))
+    project: Any = structure.project
+    return project(jacobian_for(structure, model, posterior_fn.mean, posterior_fn.space, input))
 
 
 def _project(
-    predictive: SetProbPredictive, model: Model, input: PyTree, output: jax.Array
+    predictive: SetProbPredictive, model: Model, input: PyTree, count: int, fields: tuple[str, ...]
 ) -> Projection | None:
     """Chunk by chunk under the memory budget; None if even the projections would not fit."""
     posterior_fn = predictive.posterior_fn
-    count, out = output.shape[0], output.shape[1:]
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
-    cost = model_cost(model, posterior_fn.mean, example).activation_bytes
-    each = bytes_per_example(predictive.recipe, posterior_fn.space, cost, out)
-    size = min(count, max(1, predictive.memory_budget // each))
     structure, parts, held = posterior_fn.structure, [], 0
+    size = chunk_size(
+        predictive.recipe,
+        structure,
+        model,
+        posterior_fn.mean,
+        posterior_fn.space,
+        input,
+        fields,
+        predictive.memory_budget,
+    )
     for start in range(0, count, size):
         chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
         parts.append(_project_chunk(model, posterior_fn, structure, chunk))

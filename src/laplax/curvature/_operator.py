@@ -142,7 +142,7 @@ class CurvatureOperator:
     def fold_rows(self, step: Any, carry: jax.Array) -> jax.Array:
         """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
         itemsize = self.space.dtype.itemsize
-        per_row = self.size * itemsize * 2 + self.cost.activation_bytes
+        per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes
         return self.fold(step, carry, per_row * self.rows_per_example)
 
     def fold(self, step: Any, carry: jax.Array, bytes_per_example: int, *args: PyTree) -> jax.Array:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._data import Batch, fold
 from .._enums import check_names
 from .._linalg import eigh
+from .._tree import leaf_names
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
@@ -55,6 +56,7 @@ class BlockEstimator(Estimator):
     def _plan(
         self, operator: CurvatureOperator, layers: tuple[Layer, ...], reduce: bool = False
     ) -> Plan:
+        _require_whole_leaves(operator)
         slices = operator.space.slices
         layers = tuple(layer for layer in layers if all(i in slices for i in layer.leaves))
         owned = {i for layer in layers for i in layer.leaves}
@@ -142,6 +144,18 @@ def _require_rows(operator: CurvatureOperator) -> None:
         )
 
 
+def _require_whole_leaves(operator: CurvatureOperator) -> None:
+    names, parts = leaf_names(operator.local.params), operator.space.parts()
+    if parts:
+        cut = ", ".join(f"{names[i]!r} ({share})" for i, share in parts.items())
+        raise ValueError(
+            "Kronecker and block curvatures are made of whole leaves; this subset cuts through "
+            f"{cut}. Single elements work with curv_type='full', 'diagonal', 'lanczos', "
+            "'lobpcg' and 'hutchinson'; for this curv_type select leaves, for example "
+            f"subset={names[next(iter(parts))]!r}"
+        )
+
+
 def _each(plan: Plan, sums: dict[str, Any]) -> Any:
     return zip(plan.layers, sums["inputs"], sums["outputs"], strict=True)
 
@@ -202,10 +216,7 @@ def _add_moments(
 
 def _layer_operand(tapped: Tapped, layer: Layer, seen: jax.Array) -> jax.Array:
     """a (n, B, T, I), with a constant one for a joint bias; masked examples are zero."""
-    a = tapped.operand(layer.tap)
-    if layer.has_bias:
-        a = jnp.concatenate([a, jnp.ones((*a.shape[:-1], 1), a.dtype)], axis=-1)
-    return a * seen[:, None, None, None]
+    return layer.operand(tapped.operand(layer.tap)) * seen[:, None, None, None]
 
 
 def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:

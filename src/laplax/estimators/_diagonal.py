@@ -29,7 +29,8 @@ class ExactDiagonal(Estimator):
         if operator.has_rows:
             program = operator.program
             zeros = jnp.zeros(operator.size, operator.space.dtype)
-            cost = bytes_per_example(program, operator.space, operator.rows_per_example)
+            # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
+            cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
             values = operator.fold(_add_diagonal, zeros, cost, program)
             return Diagonal(values), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._enums import Pushforward
-from .._model import Model
+from .._enums import Predictive, Pushforward
+from .._model import Model, model_cost
 from .._tree import ParamSpace, PyTree
 from ..posterior import Posterior
+from ..structures import Jacobian, Precision, Structure
+from ..taps import TapJacobian, jacobian_bytes, trace_taps
 from ._fields import Moments, Recipe
 
 
@@ -25,6 +27,15 @@ def jacobian(model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> 
     return jax.vmap(one)(input)
 
 
+def jacobian_for(
+    user: Precision | Structure, model: Model, params: PyTree, space: ParamSpace, input: PyTree
+) -> jax.Array | Jacobian:
+    """J as its user takes it: in factors, so that rows of length P are not formed, or whole."""
+    if user.factored:
+        return TapJacobian(model, params, space, input)
+    return jacobian(model, params, space, input)
+
+
 def linear_moments(
     recipe: Recipe,
     model: Model,
@@ -35,22 +46,23 @@ def linear_moments(
 ) -> Moments:
     """f ~ N(f(x, theta*), J Lambda^-1 J^T): one Jacobian and one GEMM per structure."""
     f = model.batch(input, posterior.mean)
-    J = jacobian(model, posterior.mean, posterior.space, input)
+    precision: Any = posterior.precision
+    J = jacobian_for(precision, model, posterior.mean, posterior.space, input)
     n, out = f.shape[0], f.shape[1:]
     cov = None
     if recipe.needs_cov(fields):
-        flat = posterior.precision.covariance(J)
+        flat = precision.covariance(J)
         var = jnp.diagonal(flat, axis1=1, axis2=2)
         cov = flat.reshape(n, *out, *out).astype(f.dtype)
     else:
-        var = posterior.precision.marginal(J)
+        var = precision.marginal(J)
     samples = None
     if "samples" in fields:
         # One set of weights for all inputs: each sample is a function.
         draws = posterior.sample(key, recipe.num_samples)
-        space = posterior.space
-        offset = space.flatten(draws, batch_ndim=1) - space.flatten(posterior.mean)
-        samples = f + jnp.einsum("ncp,sp->snc", J, offset).reshape(-1, *f.shape).astype(f.dtype)
+        offsets = jax.tree.map(jnp.subtract, draws, posterior.mean)
+        _, push = jax.linearize(lambda params: model.batch(input, params), posterior.mean)
+        samples = f + jax.lax.map(push, offsets)
     return Moments(f, f, var.reshape(f.shape).astype(f.dtype), cov, samples)
 
 
@@ -81,13 +93,31 @@ def moments_of(recipe: Recipe) -> Callable[..., Moments]:
     return linear_moments if linear else nonlinear_moments
 
 
-def bytes_per_example(
-    recipe: Recipe, space: ParamSpace, activation_bytes: int, out: Sequence[int]
+def chunk_size(
+    recipe: Recipe,
+    user: Precision | Structure,
+    model: Model,
+    params: PyTree,
+    space: ParamSpace,
+    input: PyTree,
+    fields: Sequence[str],
+    memory_budget: int,
 ) -> int:
-    """Temporaries of one input: the Jacobian and a copy of it, or one forward pass."""
+    """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
+    outputs = math.prod(jax.eval_shape(model.one, example, params).shape)
+    activations = model_cost(model, params, example).activation_bytes
     if recipe.pushforward is Pushforward.NONLINEAR:
-        return 2 * activation_bytes + recipe.num_samples * math.prod(out) * 8
-    return math.prod(out) * (3 * space.size * space.dtype.itemsize + activation_bytes)
+        each = 2 * activations + recipe.num_samples * outputs * 8
+    elif user.factored:
+        program = trace_taps(model, params, example)
+        each = jacobian_bytes(program, space, outputs, activations)
+    else:
+        each = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
+    if recipe.needs_cov(fields):
+        sampled = recipe.num_samples if recipe.predictive is Predictive.MC_BRIDGE else 0
+        each += 8 * outputs * (3 * outputs + sampled)
+    return max(1, memory_budget // each)
 
 
 def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from .._data import _to_array
-from .._model import Model, check_signature, model_cost
+from .._model import Model, check_signature
 from .._tree import PyTree, pytree, static
 from ..curvature._operator import MEMORY_BUDGET
 from ..posterior import Posterior, PosteriorFn
 from ._fields import Recipe, make_fields, make_recipe
-from ._moments import bytes_per_example, jacobian, map_chunks, moments_of
+from ._moments import chunk_size, jacobian, map_chunks, moments_of
 from ._prediction import Prediction
 
 
@@ -72,10 +72,10 @@ class ProbPredictive:
 def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
     """Checked fields of a batch, in one compiled call."""
     p, recipe = predictive, predictive.recipe
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-    out = jax.eval_shape(p.model.one, example, p.posterior.mean).shape
-    cost = model_cost(p.model, p.posterior.mean, example).activation_bytes
-    size = max(1, p.memory_budget // bytes_per_example(recipe, p.posterior.space, cost, out))
+    post = p.posterior
+    size = chunk_size(
+        recipe, post.precision, p.model, post.mean, post.space, batch, fields, p.memory_budget
+    )
 
     def chunk(part: PyTree) -> Prediction:
         moments = moments_of(recipe)(recipe, p.model, p.posterior, p.key, part, fields)

@@ -18,6 +18,7 @@ class Precision(abc.ABC):
     """
 
     prior: jax.Array
+    factored: ClassVar[bool] = False  # whether `covariance` and `marginal` take a `Jacobian` too
 
     @property
     @abc.abstractmethod
@@ -79,7 +80,7 @@ class Projection(abc.ABC):
     once, every further point is a small product.
     """
 
-    per_example: ClassVar[tuple[str, ...]]  # fields with a leading axis of examples
+    per_example: ClassVar[tuple[str, ...]] = ()  # fields with a leading axis of examples
 
     def join(self, others: "Sequence[Projection]") -> "Projection":
         """This projection and those of further examples, as one."""
@@ -105,6 +106,8 @@ class Structure(abc.ABC):
 
     A new structure needs `size` and `mv`; every other answer has a dense default.
     """
+
+    factored: ClassVar[bool] = False  # whether `project` takes a `Jacobian` too
 
     @property
     @abc.abstractmethod

@@ -6,14 +6,23 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._tree import pytree, static
 from ._base import Precision, Structure
-from ._diagonal import DiagonalProjection
+from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal, take
+from ._jacobian import (
+    Coordinates,
+    Group,
+    Jacobian,
+    Outer,
+    RowCoordinates,
+    as_jacobian,
+    diagonal_coordinates,
+)
 
 Map = Callable[[jax.Array], jax.Array]
 
@@ -35,6 +44,20 @@ class Block(abc.ABC):
     def squares(self, d: jax.Array) -> jax.Array:
         """The diagonal of Q diag(d) Q^T, shape (size,)."""
 
+    def coordinates(self, jacobian: Jacobian, group: Group) -> Coordinates:
+        """J Q, from the factors of J where they rotate by themselves."""
+        outer = jacobian.outer(group)
+        turned = None if outer is None else self.rotate_outer(outer)
+        if turned is not None:
+            return turned
+        rows = jacobian.rows(group)
+        flat = self.rotate(rows.reshape(-1, rows.shape[-1]).T)
+        return RowCoordinates(flat.T.reshape(rows.shape))
+
+    def rotate_outer(self, outer: Outer) -> Coordinates | None:
+        """J Q for J = a (x) g, if Q acts on a and on g."""
+        return None
+
 
 @pytree
 class DiagonalBlock(Block):
@@ -53,6 +76,10 @@ class DiagonalBlock(Block):
     def squares(self, d: jax.Array) -> jax.Array:
         """D."""
         return d
+
+    def coordinates(self, jacobian: Jacobian, group: Group) -> Coordinates:
+        """J itself."""
+        return diagonal_coordinates(jacobian, group)
 
 
 @pytree
@@ -73,6 +100,13 @@ class DenseBlock(Block):
     def squares(self, d: jax.Array) -> jax.Array:
         """Q^2 d."""
         return jnp.square(self.vectors) @ d
+
+    def rotate_outer(self, outer: Outer) -> Coordinates | None:
+        """A bias is a matrix with one row, so that Q acts on g alone."""
+        if outer.a.shape[1] != 1 or outer.a.shape[3] != 1:
+            return None
+        right = jax.vmap(outer.to_matrix, in_axes=1, out_axes=3)(self.vectors)  # (1, 1, O, O)
+        return outer.rotated(jnp.ones((1, 1, 1), right.dtype), right[:, 0])
 
 
 @pytree
@@ -104,6 +138,10 @@ class KroneckerBlock(Block):
         turned = jnp.einsum("bij,kbjp,bop->kbio", self.left, matrices, self.right)
         return jax.vmap(self.from_matrix)(turned).T
 
+    def rotate_outer(self, outer: Outer) -> Coordinates:
+        """Q_A^T a (x) Q_B^T g."""
+        return outer.rotated(self.left, self.right)
+
     def squares(self, d: jax.Array) -> jax.Array:
         """Q_A^2 D (Q_B^2)^T."""
         matrix = d.reshape(self.values.shape)
@@ -116,7 +154,8 @@ class BlockDiagonal(Structure):
     """G as blocks over groups of leaves; `groups` names the flat slices of each block."""
 
     blocks: tuple[Any, ...]
-    groups: tuple[tuple[tuple[int, int], ...], ...] = static()  # per block: (start, size) of leaves
+    groups: tuple[Group, ...] = static()  # the leaves of each block
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -139,13 +178,16 @@ class BlockDiagonal(Structure):
         """c e + t, t being the prior of the block."""
         return BlockPrecision(self, c, prior)
 
-    def project(self, jacobian: jax.Array) -> DiagonalProjection:
-        """The Jacobians in the eigenbasis, where G is diagonal."""
-        flat = jacobian.reshape(-1, self.size).T
+    def coordinates(self, jacobian: jax.Array | Jacobian) -> tuple[Coordinates, ...]:
+        """The Jacobians in the eigenbasis of every block."""
+        J = as_jacobian(jacobian)
         pairs = zip(self.blocks, self.groups, strict=True)
-        turned = jnp.concatenate([block.rotate(take(flat, group)) for block, group in pairs])
-        values = jnp.concatenate([block.values.reshape(-1) for block in self.blocks])
-        return DiagonalProjection(turned.T.reshape(jacobian.shape), values)
+        return tuple(block.coordinates(J, group) for block, group in pairs)
+
+    def project(self, jacobian: jax.Array | Jacobian) -> CoordinateProjection:
+        """The Jacobians in the eigenbasis, where G is diagonal."""
+        values = tuple(block.values.reshape(-1) for block in self.blocks)
+        return CoordinateProjection(self.coordinates(jacobian), values)
 
     def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
@@ -167,12 +209,6 @@ class BlockDiagonal(Structure):
             take(prior, group) if isinstance(block, DiagonalBlock) else prior[group[0][0]]
             for block, group in zip(self.blocks, self.groups, strict=True)
         ]
-
-
-def take(v: jax.Array, group: tuple[tuple[int, int], ...]) -> jax.Array:
-    """The entries of one block."""
-    parts = [jax.lax.slice_in_dim(v, start, start + size) for start, size in group]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def put(structure: BlockDiagonal, parts: list[jax.Array]) -> jax.Array:
@@ -210,6 +246,7 @@ class BlockPrecision(Precision):
     structure: BlockDiagonal
     c: jax.Array
     prior: jax.Array
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -240,6 +277,15 @@ class BlockPrecision(Precision):
     def variance(self) -> jax.Array:
         """The diagonal of Lambda^-1."""
         return diagonal_blocks(self.structure, [1 / d for d in self._values()])
+
+    def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Block by block, from factors where there are some."""
+        variances = [1 / d for d in self._values()]
+        return sum_covariance(self.structure.coordinates(jacobian), variances)
+
+    def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Block by block, from factors where there are some."""
+        return sum_marginal(self.structure.coordinates(jacobian), [1 / d for d in self._values()])
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c e / t)."""

@@ -1,12 +1,14 @@
 """Diagonal curvature: every operation is elementwise."""
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._tree import pytree
 from ._base import Precision, Projection, Structure, columns
+from ._jacobian import Coordinates, Group, Jacobian, as_jacobian, diagonal_coordinates
 
 
 @pytree
@@ -14,6 +16,7 @@ class Diagonal(Structure):
     """The diagonal of G alone."""
 
     values: jax.Array
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -36,26 +39,53 @@ class Diagonal(Structure):
         """It is diagonal as it is."""
         return self
 
-    def project(self, jacobian: jax.Array) -> "DiagonalProjection":
+    def project(self, jacobian: jax.Array | Jacobian) -> "CoordinateProjection":
         """The basis is the identity: the Jacobians themselves."""
-        return DiagonalProjection(jacobian, self.values)
+        J = as_jacobian(jacobian)
+        return CoordinateProjection(
+            tuple(diagonal_coordinates(J, group) for group in J.groups),
+            tuple(take(self.values, group) for group in J.groups),
+        )
 
 
 @pytree
-class DiagonalProjection(Projection):
-    """J diag(c d + tau)^-1 J^T. For a whole grid of tau the marginals are one GEMM."""
+class CoordinateProjection(Projection):
+    """J Q diag(c e + tau)^-1 Q^T J^T, part by part. A grid of tau is a few GEMMs."""
 
-    jacobian: jax.Array
-    values: jax.Array
-    per_example: ClassVar[tuple[str, ...]] = ("jacobian",)
+    coordinates: tuple[Any, ...]  # J Q of every part
+    values: tuple[jax.Array, ...]  # e of every part
+
+    def join(self, others: Sequence[Any]) -> "CoordinateProjection":
+        """Further examples, part by part."""
+        first, *rest = [self.coordinates, *(x.coordinates for x in others)]
+        joined = [mine.join(more) for mine, *more in zip(first, *rest, strict=True)]
+        return CoordinateProjection(tuple(joined), self.values)
 
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
-        return DiagonalPrecision(c * self.values, prior).covariance(self.jacobian)
+        return sum_covariance(self.coordinates, [1 / (c * e + prior) for e in self.values])
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
-        return DiagonalPrecision(c * self.values, prior).marginal(self.jacobian)
+        return sum_marginal(self.coordinates, [1 / (c * e + prior) for e in self.values])
+
+
+def take(v: jax.Array, group: Group) -> jax.Array:
+    """The entries of one part of the flat vector."""
+    parts = [jax.lax.slice_in_dim(v, start, start + size) for start, size in group]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def sum_marginal(coordinates: Sequence[Coordinates], variances: Sequence[jax.Array]) -> jax.Array:
+    """Diagonals of J Q diag(d) Q^T J^T, parts added."""
+    parts = [x.marginal(d) for x, d in zip(coordinates, variances, strict=True)]
+    return sum(parts[1:], parts[0])
+
+
+def sum_covariance(coordinates: Sequence[Coordinates], variances: Sequence[jax.Array]) -> jax.Array:
+    """J Q diag(d) Q^T J^T, parts added."""
+    parts = [x.covariance(d) for x, d in zip(coordinates, variances, strict=True)]
+    return sum(parts[1:], parts[0])
 
 
 @pytree
@@ -64,6 +94,7 @@ class DiagonalPrecision(Precision):
 
     curvature: jax.Array
     prior: jax.Array
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -94,9 +125,18 @@ class DiagonalPrecision(Precision):
         """1 / (c d + t)."""
         return 1 / self._values
 
-    def marginal(self, jacobian: jax.Array) -> jax.Array:
-        """Squared Jacobians times variances, without a copy of the Jacobians."""
-        return jnp.square(jacobian) @ self.variance()
+    def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Leaf by leaf, from factors where there are some."""
+        return sum_covariance(*self._parts(as_jacobian(jacobian)))
+
+    def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Leaf by leaf, from factors where there are some."""
+        return sum_marginal(*self._parts(as_jacobian(jacobian)))
+
+    def _parts(self, J: Jacobian) -> tuple[list[Coordinates], list[jax.Array]]:
+        variance = self.variance()
+        parts = [(diagonal_coordinates(J, group), take(variance, group)) for group in J.groups]
+        return [x for x, _ in parts], [d for _, d in parts]
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c d / t)."""

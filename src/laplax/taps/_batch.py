@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._data import Batch
+from .._model import Model
 from .._tree import ParamSpace, PyTree
 from ..curvature._kinds import OuterProductCurvature
 from ..curvature._operator import LocalCurvature
@@ -59,26 +61,44 @@ def tap_batch(program: Program, local: LocalCurvature, batch: Batch) -> Tapped:
     curvature = local.curvature
     assert isinstance(curvature, OuterProductCurvature)
 
-    def one(x: PyTree, y: PyTree, index: jax.Array, weight: jax.Array | None) -> Any:
-        def columns_of(f: jax.Array) -> jax.Array:
-            factor = curvature.factor(local.likelihood, f, y, index)
-            return factor if weight is None else weigh(factor, jnp.sqrt(weight))
+    def columns_of(
+        f: jax.Array, y: PyTree, index: jax.Array, weight: jax.Array | None
+    ) -> jax.Array:
+        factor = curvature.factor(local.likelihood, f, y, index)
+        return factor if weight is None else weigh(factor, jnp.sqrt(weight))
 
-        acts, gs = program.factors(x, local.params, columns_of)
-        return acts, gs, _uncovered_rows(program, local, x, columns_of)
+    about = (batch.target, batch.index, batch.weight)
+    return run_taps(program, local.model, local.params, local.space, batch.input, columns_of, about)
 
-    axes = (0, 0, 0, None if batch.weight is None else 0)
-    acts, gs, rows = jax.vmap(one, in_axes=axes)(
-        batch.input, batch.target, batch.index, batch.weight
-    )
-    return Tapped(program, acts, gs, rows, local.space.dtype)
+
+def run_taps(
+    program: Program,
+    model: Model,
+    params: PyTree,
+    space: ParamSpace,
+    input: PyTree,
+    columns_of: Callable[..., jax.Array],
+    about: tuple = (),
+) -> Tapped:
+    """Run inputs through the taps; `columns_of(f, *about)` gives S (*f.shape, K) of an example."""
+
+    def one(x: PyTree, about: tuple) -> Any:
+        def seeds(f: jax.Array) -> jax.Array:
+            return columns_of(f, *about)
+
+        acts, gs = program.factors(x, params, seeds)
+        return acts, gs, _uncovered_rows(program, model, params, space, x, seeds)
+
+    acts, gs, rows = jax.vmap(one)(input, about)
+    return Tapped(program, acts, gs, rows, space.dtype)
 
 
 def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> jax.Array:
     """Column sums of the squared rows, shape (P,)."""
     tapped = tap_batch(program, local, batch)
     leaves = jax.tree.leaves(local.params)
-    parts = [leaf_diagonal(tapped, i, leaves[i]).reshape(-1) for i in local.space.slices]
+    space = local.space
+    parts = [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
     return jnp.concatenate(parts)
 
 
@@ -104,18 +124,20 @@ def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(gradients), axis=(0, 3))
 
 
-def _uncovered_rows(program: Program, local: LocalCurvature, x: PyTree, columns_of: Any) -> dict:
+def _uncovered_rows(
+    program: Program, model: Model, params: PyTree, space: ParamSpace, x: PyTree, columns_of: Any
+) -> dict:
     """Rows (K, *leaf) of the leaves that no tap covers, by a plain pull-back."""
-    missing = [i for i, _ in program.uncovered if local.space.selected[i]]
+    missing = [i for i, _ in program.uncovered if space.selected[i]]
     if not missing:
         return {}
-    leaves, treedef = jax.tree.flatten(local.params)
+    leaves, treedef = jax.tree.flatten(params)
 
     def output(some: list[jax.Array]) -> jax.Array:
         full = list(leaves)
         for i, leaf in zip(missing, some, strict=True):
             full[i] = leaf
-        return local.model.one(x, jax.tree.unflatten(treedef, full))
+        return model.one(x, jax.tree.unflatten(treedef, full))
 
     f, pull = jax.vjp(output, [leaves[i] for i in missing])
     rows = jax.vmap(pull)(jnp.moveaxis(columns_of(f), -1, 0))[0]
@@ -139,7 +161,7 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
 
 def coverage_of(program: Program, space: ParamSpace) -> Coverage:
     """How the diagonal of every leaf is computed."""
-    rows, reasons = [], dict(program.uncovered)
+    rows, reasons, some = [], dict(program.uncovered), space.parts()
     for i, name in enumerate(program.names):
         taps = program.uses_of(i)
         if not space.selected[i]:
@@ -152,4 +174,7 @@ def coverage_of(program: Program, space: ParamSpace) -> Coverage:
             kinds = {"matmul" if isinstance(program.uses[t], MatmulUse) else "linear" for t in taps}
             uses = "" if len(taps) == 1 else f"{len(taps)} uses, summed before squaring"
             rows.append((name, f"taps ({', '.join(sorted(kinds))})", uses))
+        if i in some:
+            _, how, why = rows[-1]
+            rows[-1] = (name, how, f"{some[i]}; {why}" if why else some[i])
     return Coverage(tuple(rows))

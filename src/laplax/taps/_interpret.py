@@ -3,8 +3,9 @@
 No layer classes and no registration: flax, equinox or a bare function look alike here.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ VIEWS = {
     "rev",
 }
 RESHAPES = {"reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
+LAYOUTS = RESHAPES | {"transpose"}  # what a product may go through on its way to its bias
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -46,20 +48,28 @@ class Cell:
     value: Any
     leaf: int | None = None
     view: Callable[[jax.Array], jax.Array] | None = None
-    tap: int | None = None  # the product it came from, up to a change of shape
+    tap: int | None = None  # the product it came from, up to its layout
+    layout: Callable[[Any], Any] | None = None  # from that product's output to this
     products: frozenset[int] = frozenset()  # the last parametrised products it depends on
+    copy_of: int | None = None  # the product it equals up to its shape and an added parameter
 
 
 @dataclasses.dataclass(eq=False)
 class Interpreter:
-    """One evaluation. `perturbations` are added to the outputs of the taps, in their order."""
+    """One evaluation. `perturbations` are added to the outputs of the taps, in their order.
+
+    `operands` replace what the model itself would multiply a parameter with, by tap.
+    """
 
     perturbations: Sequence[jax.Array] | None = None
+    operands: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
     uses: list[Use] = dataclasses.field(default_factory=list)
     acts: list[Any] = dataclasses.field(default_factory=list)
     outs: list[Any] = dataclasses.field(default_factory=list)
     uncovered: dict[int, str] = dataclasses.field(default_factory=dict)
     last_products: tuple[int, ...] = ()
+    output_tap: int | None = None
+    readers: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Cell]) -> list[Cell]:
         """Evaluate a jaxpr on cells."""
@@ -81,11 +91,11 @@ class Interpreter:
     def _equation(self, jaxpr: Any, eqn: Any, cells: list[Cell]) -> list[Cell]:
         name = eqn.primitive.name
         held = [i for i, cell in enumerate(cells) if cell.leaf is not None]
+        inlined = held and (name in CALLS or name == "scan")
+        if name not in LAYOUTS and not inlined:  # those who come after are counted instead
+            self.readers.update(cell.tap for cell in cells if cell.tap is not None)
         if not held:
-            tap = cells[0].tap if name in RESHAPES and cells else None
-            reached = _products(cells)
-            values = evaluate(jaxpr, eqn, cells)
-            return [Cell(value, tap=tap, products=reached) for value in values]
+            return self._without_parameters(jaxpr, eqn, cells)
         if name in CALLS:
             inner = eqn.params[CALLS[name]]
             closed = isinstance(inner, core.ClosedJaxpr)
@@ -97,12 +107,23 @@ class Interpreter:
             return [self._view(eqn, cells[0])]
         use = self._use(eqn, cells, held)
         if use is not None:
+            if len(self.uses) in self.operands:
+                cells[1 - held[0]] = Cell(self.operands[len(self.uses)])
             value = evaluate(jaxpr, eqn, cells)[0]
-            return [self._tap(value, cells, held[0], use)]
+            return [self._tap(value, cells, held[0], use, name)]
         for i in held:
             self._uncover(cells[i].leaf, f"used by `{name}`")
         reached = _products(cells)
         return [Cell(value, products=reached) for value in evaluate(jaxpr, eqn, cells)]
+
+    def _without_parameters(self, jaxpr: Any, eqn: Any, cells: list[Cell]) -> list[Cell]:
+        name, reached = eqn.primitive.name, _products(cells)
+        values = evaluate(jaxpr, eqn, cells)
+        if name not in LAYOUTS:
+            return [Cell(value, products=reached) for value in values]
+        cell = cells[0]
+        kept = cell.copy_of if name in RESHAPES else None
+        return [Cell(values[0], None, None, cell.tap, _laid_out(eqn, cell), reached, kept)]
 
     def _uncover(self, leaf: int | None, why: str) -> None:
         assert leaf is not None
@@ -131,11 +152,12 @@ class Interpreter:
             return convolution_use(leaf, view, shapes, eqn.params)
         affine = name in ("add", "sub", "add_any")
         if affine or name == "mul" or (name in ("gather", "div") and which == 0):
-            added_to = cells[1 - which].tap if name == "add" else None
-            return LinearUse(leaf, _linear_part(eqn, view, which, affine), added_to)
+            other = cells[1 - which] if name == "add" else Cell(None)
+            part = _linear_part(eqn, view, which, affine)
+            return LinearUse(leaf, part, other.tap, other.layout)
         return None
 
-    def _tap(self, value: jax.Array, cells: list[Cell], which: int, use: Use) -> Cell:
+    def _tap(self, value: jax.Array, cells: list[Cell], which: int, use: Use, name: str) -> Cell:
         others = [cell.value for i, cell in enumerate(cells) if i != which]
         if self.perturbations is not None:
             value = value + self.perturbations[len(self.uses)].astype(value.dtype)
@@ -143,9 +165,13 @@ class Interpreter:
         self.acts.append(others[0])
         self.outs.append(value)
         if not isinstance(use, MatmulUse):
-            return Cell(value, products=_products(cells))
+            # A parameter that is added to a product leaves its derivative alone.
+            added = name in ("add", "add_any") or (name == "sub" and which == 1)
+            other = cells[1 - which] if added else Cell(value)
+            kept = other.copy_of if other.value.shape == value.shape else None
+            return Cell(value, products=_products(cells), copy_of=kept)
         tap = len(self.uses) - 1
-        return Cell(value, tap=tap, products=frozenset({tap}))
+        return Cell(value, None, None, tap, lambda out: out, frozenset({tap}), tap)
 
     def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""
@@ -183,6 +209,13 @@ def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
     }
     alone = jaxpr.replace(constvars=[], invars=list(given), outvars=list(eqn.outvars), eqns=[eqn])
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*given.values()))
+
+
+def _laid_out(eqn: Any, cell: Cell) -> Callable[[Any], Any] | None:
+    before = cell.layout
+    if before is None or eqn.primitive.name in ("convert_element_type", "copy"):
+        return before
+    return lambda out: eqn.primitive.bind(before(out), **eqn.params)
 
 
 def _index(cell: Cell, i: int) -> Cell:

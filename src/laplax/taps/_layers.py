@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +18,22 @@ Map = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A product W (B, I, O) with the leaves that it owns, weight first."""
+    """A product W (B, I, O) with the leaves that it owns, weight first; or its bias alone."""
 
     tap: int
     leaves: tuple[int, ...]
     shape: tuple[int, int, int]  # (B, I, O), the bias included as a row
     to_matrix: Map  # (size,) -> (B, I, O)
     from_matrix: Map  # its inverse
+    has_weight: bool = True
+    has_bias: bool = False
 
-    @property
-    def has_bias(self) -> bool:
-        """Whether a bias joined."""
-        return len(self.leaves) == 2
+    def operand(self, a: jax.Array) -> jax.Array:
+        """The product's a (n, B, T, I), with a constant one for a bias."""
+        ones = jnp.ones((*a.shape[:-1], 1), a.dtype)
+        if not self.has_weight:
+            return ones
+        return jnp.concatenate([a, ones], axis=-1) if self.has_bias else a
 
 
 @functools.lru_cache(maxsize=64)
@@ -55,17 +60,25 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
     found = [u for u in program.uses if isinstance(u, LinearUse) and u.added_to == tap]
     if len(found) != 1 or not program.covered(found[0].leaf):
         return None
+    if tap not in program.read_once:  # what flows past the bias is not in the bias's gradient
+        return None
     bias = found[0]
     if len(program.uses_of(bias.leaf)) != 1:
         return None
     leaf = program.leaves[bias.leaf]
+    struct, layout = program.out_structs[tap], bias.layout
+    assert layout is not None
+    if leaf.size >= 2**24:
+        return None
     with jax.ensure_compile_time_eval():  # which entry is added where: known from shapes alone
         numbers = jnp.arange(leaf.size, dtype=jnp.float32).reshape(leaf.shape)
-        struct = program.out_structs[tap]
-        if leaf.size >= 2**24:
+        added = np.asarray(bias.apply(numbers.astype(leaf.dtype), None), np.float32)
+        where = np.asarray(layout(jnp.arange(math.prod(struct.shape)).reshape(struct.shape)))
+        if where.shape != added.shape:  # the product is spread over the bias
             return None
-        placed = use.out(bias.apply(numbers.astype(leaf.dtype), None).reshape(struct.shape))
-        order = np.asarray(placed.astype(jnp.float32))
+        placed = np.empty(where.size, np.float32)
+        placed[where.ravel()] = added.ravel()
+        order = np.asarray(use.out(jnp.asarray(placed.reshape(struct.shape))))
     if leaf.dtype.itemsize < 4 or order.shape[0] != 1 or order.shape[2] != leaf.size:
         return None
     if not (order == order[:, :1]).all() or sorted(order[0, 0]) != list(range(leaf.size)):
@@ -99,4 +112,38 @@ def _make_layer(
     def from_matrix(matrix: jax.Array) -> jax.Array:
         return jnp.concatenate([weight_vector(matrix[:, :-1]), matrix[0, -1][inverse]])
 
-    return Layer(tap, (i, bias[0]), (groups, inputs + 1, outputs), to_matrix, from_matrix)
+    shape = (groups, inputs + 1, outputs)
+    return Layer(tap, (i, bias[0]), shape, to_matrix, from_matrix, has_bias=True)
+
+
+@functools.lru_cache(maxsize=256)
+def layer_of(program: Program, leaves: tuple[int, ...]) -> Layer | None:
+    """The layer that owns exactly these leaves: a weight, a weight and its bias, or a bias."""
+    for joint_bias in (False, True):
+        layers = find_layers(program, joint_bias)
+        for layer in layers:
+            if layer.leaves == leaves:
+                return layer
+    for layer in layers:
+        if layer.has_bias and layer.leaves[1:] == leaves:
+            return _bias_layer(program, layer)
+    return None
+
+
+def _bias_layer(program: Program, layer: Layer) -> Layer:
+    """The bias of a layer alone: a matrix with one row, whose input is the constant one."""
+    use = program.uses[layer.tap]
+    assert isinstance(use, MatmulUse)
+    found = find_bias(program, layer.tap, use)
+    assert found is not None
+    leaf, order = found
+    inverse = np.argsort(order)
+
+    def to_matrix(v: jax.Array) -> jax.Array:
+        return v[order].reshape(1, 1, -1)
+
+    def from_matrix(matrix: jax.Array) -> jax.Array:
+        return matrix[0, 0][inverse]
+
+    shape = (1, 1, len(order))
+    return Layer(layer.tap, (leaf,), shape, to_matrix, from_matrix, False, has_bias=True)

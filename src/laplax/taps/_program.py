@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,13 @@ class Program:
     names: tuple[str, ...]
     leaves: tuple[jax.ShapeDtypeStruct, ...]
     last_products: tuple[int, ...] = ()  # taps that reach the output through no other product
+    output_tap: int | None = None  # the product that is the output, up to shape and bias
+    read_once: frozenset[int] = frozenset()  # products whose value goes to one place only
+
+    @property
+    def output_size(self) -> int:
+        """C."""
+        return math.prod(self.jaxpr.out_avals[0].shape)
 
     def uses_of(self, leaf: int) -> list[int]:
         """The taps of one leaf."""
@@ -36,15 +44,22 @@ class Program:
         return leaf not in dict(self.uncovered)
 
     def run(
-        self, input: PyTree, params: PyTree, perturbations: Sequence[jax.Array] | None
+        self,
+        input: PyTree,
+        params: PyTree,
+        perturbations: Sequence[jax.Array] | None = None,
+        operands: Mapping[int, jax.Array] | None = None,
     ) -> tuple[jax.Array, Interpreter]:
         """The output of one example, and what was recorded on the way."""
-        interpreter = Interpreter(perturbations)
+        interpreter = Interpreter(perturbations, operands or {})
         leaves = jax.tree.leaves(params)
         cells = [Cell(x) for x in jax.tree.leaves(input)]
         cells += [Cell(w, i, lambda leaf: leaf) for i, w in enumerate(leaves)]
         out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
         interpreter.last_products = tuple(sorted(out.products))
+        interpreter.output_tap = out.copy_of
+        if out.tap is not None:
+            interpreter.readers[out.tap] += 1
         if out.leaf is not None:
             interpreter.uncovered.setdefault(out.leaf, "returned as the output")
         return out.value, interpreter
@@ -76,7 +91,7 @@ def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Progr
     found: list[Interpreter] = []
 
     def dry(input: PyTree, params: PyTree) -> tuple[jax.Array, list[Any]]:
-        f, interpreter = empty.run(input, params, None)
+        f, interpreter = empty.run(input, params)
         found.append(interpreter)
         return f, interpreter.outs
 
@@ -88,6 +103,8 @@ def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Progr
         out_structs=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs),
         uncovered=tuple(interpreter.uncovered.items()),
         last_products=interpreter.last_products,
+        output_tap=interpreter.output_tap,
+        read_once=frozenset(tap for tap, n in interpreter.readers.items() if n == 1),
     )
 
 

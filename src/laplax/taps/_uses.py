@@ -38,6 +38,7 @@ class LinearUse:
     leaf: int
     apply: Callable[[jax.Array, Any], jax.Array]
     added_to: int | None = None  # the tap of the product that a bias is added to
+    layout: Map | None = None  # that product's output as it is when the bias is added
 
     def gradient(self, a: Any, g: jax.Array, like: Any) -> jax.Array:
         """The leaf's gradient for one example and one column."""

@@ -1,0 +1,149 @@
+"""A network cut before its last layer: the features of a data set are computed once."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from ._data import Batch, Loader, as_data, progress_bar
+from ._model import Model, check_signature, model_cost
+from ._problem import check_params
+from ._tree import PyTree
+from .curvature._operator import MEMORY_BUDGET
+from .subset import last_product
+from .taps import Program, trace_taps
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The network from the input of its last layer on: a `model_fn` of features."""
+
+    program: Program
+    tap: int
+    example: Any  # shapes and dtypes of an input, hashable
+
+    def __call__(self, input: jax.Array, params: PyTree) -> jax.Array:
+        """The output, from the input of the last layer. Other layers' parameters are not read."""
+        treedef, structs = self.example
+        # What feeds the layers before is dead code: the output does not depend on it.
+        nothing = jax.tree.unflatten(treedef, [jnp.zeros(s.shape, s.dtype) for s in structs])
+        return self.program.run(nothing, params, operands={self.tap: input})[0]
+
+
+def last_layer_features(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    vmap_over_data: bool = True,
+    memory_budget: int = MEMORY_BUDGET,
+    progress: bool | None = None,
+) -> tuple[Head, dict[str, Any]]:
+    """Run a data set through all layers but the last, once.
+
+    Fitting, evidence, calibration and predictions of a last-layer posterior need nothing of a
+    network but the input of its last layer.
+
+    Args:
+        model_fn: `model_fn(input, params)`, whose output depends on its input through one last
+            parametrised product, as `subset="last_layer"` finds it.
+        params: The trained parameters, all of them.
+        data: As for `laplace`: arrays, or an iterable of batches, read once.
+        vmap_over_data: Whether `model_fn` takes single examples.
+        memory_budget: Bytes of temporaries that a chunk of inputs may need.
+        progress: Show a bar; None shows it on a terminal.
+
+    Returns:
+        `head_fn(input, params)`, the last layer as a model of its own with the same `params`,
+        and the data with features in the place of inputs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax import laplace
+        >>> def model_fn(input, params):
+        ...     return jnp.tanh(input * params["first"]) @ params["last"]
+        >>> params = {"first": jnp.ones(3), "last": jnp.ones((3, 2))}
+        >>> data = (jnp.ones((4, 3)), jnp.ones((4, 2)))
+        >>> head_fn, features = last_layer_features(model_fn, params, data)
+        >>> features["input"].shape
+        (4, 3)
+        >>> posterior_fn, _ = laplace(
+        ...     head_fn, params, features, loss_fn="mse", subset="last_layer"
+        ... )
+    """
+    check_signature(model_fn)
+    params = check_params(params)
+    model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
+    first = checked.peek() if isinstance(checked, Loader) else checked
+    example = first.example()[0]
+    head = _make_head(model, params, example)
+    size = max(1, memory_budget // (2 * model_cost(model, params, example).activation_bytes))
+    parts = []
+    for batch in checked if isinstance(checked, Loader) else [checked]:
+        shown = progress if batch is checked else False  # a loader has a bar of its own
+        starts = progress_bar(range(0, batch.num_examples, size), None, "features", shown)
+        chunks = [
+            _features(head, params, jax.tree.map(lambda x, s=s: x[s : s + size], batch.input))
+            for s in starts
+        ]
+        parts.append(dataclasses.replace(batch, input=jnp.concatenate(chunks)))
+    return head, _as_dict(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
+
+
+def _as_dict(batch: Batch) -> dict[str, Any]:
+    fields = {"input": batch.input, "target": batch.target}
+    return fields if batch.weight is None else {**fields, "weight": batch.weight}
+
+
+def _make_head(model: Model, params: PyTree, example: PyTree) -> Head:
+    program = trace_taps(model, params, example)
+    leaf = last_product(program)
+    taps = program.uses_of(leaf)
+    if len(taps) != 1:
+        raise ValueError(
+            f"the last layer's weight {program.names[leaf]!r} is used {len(taps)} times, so that "
+            "there is no one input of the last layer; fit on the data themselves: "
+            "laplace(model_fn, params, data, subset='last_layer')"
+        )
+    structs, treedef = jax.tree.flatten(example)
+    head = Head(program, taps[0], (treedef, tuple(structs)))
+    _check_cut(head, params, example)
+    return head
+
+
+def _check_cut(head: Head, params: PyTree, example: PyTree) -> None:
+    """Refuse a model whose output sees more of the input than the last layer's operand."""
+    tap = head.tap
+
+    def output(input: PyTree, params: PyTree, operand: jax.Array) -> jax.Array:
+        return head.program.run(input, params, operands={tap: operand})[0]
+
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
+    operand = jax.eval_shape(functools.partial(_features, head), params, batch)
+    struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
+    closed = jax.make_jaxpr(output)(example, params, struct)
+    inputs = closed.jaxpr.invars[: len(jax.tree.leaves(example))]
+    live = {v for v in closed.jaxpr.outvars if not isinstance(v, core.Literal)}
+    for eqn in reversed(closed.jaxpr.eqns):
+        if live.intersection(eqn.outvars):
+            live.update(v for v in eqn.invars if not isinstance(v, core.Literal))
+    if live.intersection(inputs):
+        name = head.program.names[head.program.uses[tap].leaf]
+        raise ValueError(
+            f"the output depends on the input not only through the last layer ({name!r}), for "
+            "example by a residual connection around it; fit on the data themselves: "
+            "laplace(model_fn, params, data, subset='last_layer')"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _features(head: Head, params: PyTree, input: PyTree) -> jax.Array:
+    def one(x: PyTree) -> jax.Array:
+        features: jax.Array = head.program.run(x, params)[1].acts[head.tap]
+        return features
+
+    return jax.vmap(one)(input)

@@ -1,0 +1,170 @@
+"""J of a batch in factors, and its coordinates in the eigenbasis of a block.
+
+A weight that an example uses once has the Jacobian a (x) g: its input times the gradient of the
+outputs at its output. A diagonal or Kronecker posterior needs no more than a and g: rotate both,
+weigh, contract. Rows of length P are never formed.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._tree import pytree, static
+
+Map = Callable[[jax.Array], jax.Array]
+Group = tuple[tuple[int, int], ...]  # (start, size) of leaves in the flat vector
+
+
+@pytree
+class Outer:
+    """J over a matrix W (B, I, O) as sum_t a_t (x) g_t; a `shared` g is one for all examples.
+
+    `to_matrix` rearranges the parameters (size,) into (B, I, O).
+    """
+
+    a: jax.Array  # (n, B, T, I)
+    g: jax.Array  # (n, C, B, T, O), or (1, C, B, T, O) if shared
+    to_matrix: Map = static()
+    shared: bool = static(default=False)
+
+    def rotated(self, left: jax.Array, right: jax.Array) -> "Coordinates":
+        """J (Q_A (x) Q_B) for Q_A (B, I, I) and Q_B (B, O, O), in the order of (B, I, O)."""
+        positions, inputs, outputs = self.a.shape[2], left.shape[-1], right.shape[-1]
+        rows = self.g.shape[1]
+        factors = positions * (inputs**2 + rows * outputs**2)
+        if positions > 1 and factors > rows * inputs * outputs * (inputs + outputs):
+            product = jnp.einsum("bij,ncbip,bpo->ncbjo", left, self._summed(), right)
+            return RowCoordinates(product.reshape(*product.shape[:2], -1))
+        a = jnp.einsum("nbti,bij->nbtj", self.a, left)
+        g = jnp.einsum("ncbto,bop->ncbtp", self.g, right)
+        return dataclasses.replace(self, a=a, g=g).coordinates()
+
+    def coordinates(self) -> "Coordinates":
+        """J itself, in the order of (B, I, O)."""
+        if self.a.shape[2] == 1:
+            return OuterCoordinates(self.a[:, :, 0], self.g[:, :, :, 0], shared=self.shared)
+        rows = self._summed()
+        return RowCoordinates(rows.reshape(*rows.shape[:2], -1))
+
+    def _summed(self) -> jax.Array:
+        """Sum over positions: (n, C, B, I, O)."""
+        if self.shared:
+            return jnp.einsum("nbti,cbto->ncbio", self.a, self.g[0])
+        return jnp.einsum("nbti,ncbto->ncbio", self.a, self.g)
+
+
+class Jacobian(abc.ABC):
+    """J of n inputs over the flat parameters, read leaf by leaf."""
+
+    groups: Sequence[Group]  # the finest parts that it can be read in
+
+    @abc.abstractmethod
+    def rows(self, group: Group) -> jax.Array:
+        """The columns of these leaves, (n, C, size)."""
+
+    def outer(self, group: Group) -> Outer | None:
+        """The same in factors, if it has them."""
+        return None
+
+
+class DenseJacobian(Jacobian):
+    """An array (n, C, P)."""
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+        self.groups = (((0, array.shape[-1]),),)
+
+    def rows(self, group: Group) -> jax.Array:
+        """A part of the last axis."""
+        parts = [jax.lax.slice_in_dim(self.array, s, s + size, axis=2) for s, size in group]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
+
+
+def as_jacobian(jacobian: jax.Array | Jacobian) -> Jacobian:
+    """An array (n, C, P) or factors, as factors."""
+    return jacobian if isinstance(jacobian, Jacobian) else DenseJacobian(jacobian)
+
+
+class Coordinates(abc.ABC):
+    """J in an eigenbasis, in which a covariance is diag(d): J diag(d) J^T per example."""
+
+    @abc.abstractmethod
+    def marginal(self, d: jax.Array) -> jax.Array:
+        """The diagonals, (n, C), for d of shape (size,)."""
+
+    @abc.abstractmethod
+    def covariance(self, d: jax.Array) -> jax.Array:
+        """Shape (n, C, C)."""
+
+    @abc.abstractmethod
+    def join(self, others: Sequence[Any]) -> "Coordinates":
+        """These and those of further examples, as one."""
+
+
+@pytree
+class RowCoordinates(Coordinates):
+    """Rows, (n, C, size)."""
+
+    rows: jax.Array
+
+    def marginal(self, d: jax.Array) -> jax.Array:
+        """Squares times d. For a whole grid of d this is one GEMM."""
+        return jnp.square(self.rows) @ d
+
+    def covariance(self, d: jax.Array) -> jax.Array:
+        """Both sides through the root of d."""
+        half = self.rows * jnp.sqrt(d)
+        return jnp.einsum("ncp,ndp->ncd", half, half)
+
+    def join(self, others: "Sequence[RowCoordinates]") -> "RowCoordinates":
+        """More rows."""
+        return RowCoordinates(jnp.concatenate([self.rows, *(x.rows for x in others)]))
+
+
+@pytree
+class OuterCoordinates(Coordinates):
+    """a (x) g: J diag(d) J^T = G diag(w) G^T with w_o = sum_i a_i^2 d_io."""
+
+    a: jax.Array  # (n, B, I)
+    g: jax.Array  # (n, C, B, O), or (1, C, B, O) if shared
+    to_matrix: Map | None = static(default=None)  # (size,) -> (B, I, O), if d has another order
+    shared: bool = static(default=False)
+
+    def _weights(self, d: jax.Array) -> jax.Array:
+        shape = (self.a.shape[1], self.a.shape[2], self.g.shape[3])
+        matrix = d.reshape(shape) if self.to_matrix is None else self.to_matrix(d)
+        return jnp.einsum("nbi,bio->nbo", jnp.square(self.a), matrix)
+
+    def marginal(self, d: jax.Array) -> jax.Array:
+        """Two GEMMs."""
+        w, squares = self._weights(d), jnp.square(self.g)
+        if self.shared:
+            return jnp.einsum("nbo,cbo->nc", w, squares[0])
+        return jnp.einsum("nbo,ncbo->nc", w, squares)
+
+    def covariance(self, d: jax.Array) -> jax.Array:
+        """Both sides through the root of w."""
+        # At w = 0 the root has no derivative; the double `where` gives it 0.
+        w = self._weights(d)
+        root = jnp.where(w > 0, jnp.sqrt(jnp.where(w > 0, w, 1)), 0)
+        half = self.g * root[:, None]
+        return jnp.einsum("ncbo,ndbo->ncd", half, half)
+
+    def join(self, others: "Sequence[OuterCoordinates]") -> "OuterCoordinates":
+        """More examples; a shared g stays one."""
+        parts = [self, *others]
+        g = self.g if self.shared else jnp.concatenate([x.g for x in parts])
+        return dataclasses.replace(self, a=jnp.concatenate([x.a for x in parts]), g=g)
+
+
+def diagonal_coordinates(jacobian: Jacobian, group: Group) -> Coordinates:
+    """J over parameters whose covariance is diagonal as they stand."""
+    outer = jacobian.outer(group)
+    if outer is None or outer.a.shape[2] > 1:
+        return RowCoordinates(jacobian.rows(group))
+    a, g = outer.a[:, :, 0], outer.g[:, :, :, 0]
+    return OuterCoordinates(a, g, outer.to_matrix, outer.shared)

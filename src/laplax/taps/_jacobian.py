@@ -1,0 +1,87 @@
+"""The Jacobian of a network from its taps: a (x) g for a layer, rows where there is no layer."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from .._model import Model
+from .._tree import ParamSpace, PyTree
+from ..structures import Jacobian, Outer
+from ..structures._jacobian import Group
+from ._batch import Tapped, bytes_per_example, run_taps
+from ._layers import layer_of
+from ._program import Program, trace_taps
+from ._uses import MatmulUse
+
+
+class TapJacobian(Jacobian):
+    """J of a batch. Lives within one traced function: what is not asked for costs nothing."""
+
+    def __init__(self, model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> None:
+        self.model, self.params, self.space, self.input = model, params, space, input
+        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
+        self.program = trace_taps(model, params, example)
+        self.groups = tuple((where,) for where in space.slices.values())
+
+    @functools.cached_property
+    def tapped(self) -> Tapped:
+        """Every output's gradient, pulled back to the taps."""
+        return run_taps(
+            self.program, self.model, self.params, self.space, self.input, _one_hot_columns
+        )
+
+    def rows(self, group: Group) -> jax.Array:
+        """Columns of J, (n, C, size)."""
+        parts = [
+            self.space.flatten_leaf(i, self._leaf_rows(i), batch_ndim=2)
+            for i in self._leaves(group)
+        ]
+        return jnp.concatenate(parts, axis=-1)
+
+    def _leaf_rows(self, i: int) -> jax.Array:
+        shape, unused = self.space.shapes[i], not self.program.uses_of(i)
+        if unused and self.program.covered(i):
+            count = jax.tree.leaves(self.input)[0].shape[0]
+            return jnp.zeros((count, self.program.output_size, *shape), self.space.dtype)
+        return self.tapped.rows(i, jax.ShapeDtypeStruct(shape, self.space.dtype))
+
+    def outer(self, group: Group) -> Outer | None:
+        """a and g of the layer that owns these leaves, if one does."""
+        leaves = self._leaves(group)
+        layer = layer_of(self.program, leaves)
+        if layer is None or any(self.space.elements[i] is not None for i in leaves):
+            return None
+        a = layer.operand(self.tapped.operand(layer.tap))
+        if layer.tap != self.program.output_tap:
+            return Outer(a, self.tapped.gradient(layer.tap), layer.to_matrix)
+        return Outer(a, self._output_gradient(layer.tap), layer.to_matrix, shared=True)
+
+    def _output_gradient(self, tap: int) -> jax.Array:
+        """The product is the output: every example has the same g, the identity."""
+        use, struct = self.program.uses[tap], self.program.out_structs[tap]
+        assert isinstance(use, MatmulUse)
+        size = math.prod(struct.shape)
+        identity = jnp.eye(size, dtype=self.space.dtype).reshape(size, *struct.shape)
+        return jax.vmap(use.out)(identity)[None]
+
+    def _leaves(self, group: Group) -> tuple[int, ...]:
+        number = {start: i for i, (start, _) in self.space.slices.items()}
+        return tuple(number[start] for start, _ in group)
+
+
+def _one_hot_columns(f: jax.Array) -> jax.Array:
+    return jnp.eye(f.size, dtype=f.dtype).reshape(*f.shape, f.size)
+
+
+def jacobian_bytes(program: Program, space: ParamSpace, outputs: int, activations: int) -> int:
+    """Temporaries of one input: gradients at the taps, or the features of the last layer alone."""
+    if all(_in_output_layer(program, i) for i in space.slices):
+        return 2 * activations + 4 * outputs * space.dtype.itemsize
+    return activations + bytes_per_example(program, space.whole, outputs)
+
+
+def _in_output_layer(program: Program, leaf: int) -> bool:
+    layer = layer_of(program, (leaf,))
+    return layer is not None and layer.tap == program.output_tap
