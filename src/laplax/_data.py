@@ -275,7 +275,8 @@ def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTre
         for batch in data:
             carry = fold(step, carry, batch, chunking, *args)
         return carry
-    if not chunking.host_loop or data.num_examples <= chunking.size:
+    inside = not is_concrete(data)  # a traced program would hold a copy for every step
+    if inside or not chunking.host_loop or data.num_examples <= chunking.size:
         return _fold_scan(step, chunking.size, carry, data, args)
     whole = data.num_examples - data.num_examples % chunking.size
     for start in range(0, whole, chunking.size):

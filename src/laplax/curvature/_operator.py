@@ -14,6 +14,7 @@ from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 
 MEMORY_BUDGET = 2**29  # bytes of temporaries that a step over the data may hold
+CPU_CACHE = 2**25  # what taps write and read again at once should stay in the last-level cache
 
 
 @pytree
@@ -116,12 +117,14 @@ class CurvatureOperator:
         if isinstance(self.data, Loader):
             self.data.require_passes(why)
 
-    def chunking(self, bytes_per_example: int) -> Chunking:
-        """As many examples at once as the memory budget allows."""
-        fits = max(1, self.memory_budget // max(bytes_per_example, 1))
+    def chunking(self, bytes_per_example: int, in_cache: bool = False) -> Chunking:
+        """As many examples at once as the memory budget allows, or a CPU's cache."""
+        on_cpu = jax.default_backend() == "cpu"
+        budget = min(self.memory_budget, CPU_CACHE) if in_cache and on_cpu else self.memory_budget
+        fits = max(1, budget // max(bytes_per_example, 1))
         return Chunking(
             min(self.batch_size or fits, self.num_examples or fits),
-            host_loop=self.cost.has_convolution and jax.default_backend() == "cpu",
+            host_loop=self.cost.has_convolution and on_cpu,
         )
 
     def mm(self, V: jax.Array) -> jax.Array:
@@ -143,11 +146,10 @@ class CurvatureOperator:
         """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
         itemsize = self.space.dtype.itemsize
         per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes
-        return self.fold(step, carry, per_row * self.rows_per_example)
+        return self.fold(step, carry, self.chunking(per_row * self.rows_per_example))
 
-    def fold(self, step: Any, carry: jax.Array, bytes_per_example: int, *args: PyTree) -> jax.Array:
+    def fold(self, step: Any, carry: jax.Array, chunking: Chunking, *args: PyTree) -> jax.Array:
         """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""
-        chunking = self.chunking(bytes_per_example)
         total = fold(step, carry, self.data, chunking, self.local, *args)
         return total * jnp.asarray(self.scale, total.dtype)
 

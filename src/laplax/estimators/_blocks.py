@@ -162,7 +162,8 @@ def _each(plan: Plan, sums: dict[str, Any]) -> Any:
 
 def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
     columns = operator.rows_per_example
-    chunking = operator.chunking(bytes_per_example(plan.program, operator.space, columns))
+    cost = bytes_per_example(plan.program, operator.space, columns)
+    chunking = operator.chunking(cost, in_cache=True)
     return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
 
 

@@ -31,7 +31,8 @@ class ExactDiagonal(Estimator):
             zeros = jnp.zeros(operator.size, operator.space.dtype)
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
-            values = operator.fold(_add_diagonal, zeros, cost, program)
+            chunking = operator.chunking(cost, in_cache=True)
+            values = operator.fold(_add_diagonal, zeros, chunking, program)
             return Diagonal(values), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [

@@ -24,11 +24,25 @@ class Categorical(Likelihood):
         return -jnp.sum(y.astype(f.dtype) * log_p, axis=-1)
 
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """diag(sqrt p) - p sqrt(p)^T."""
+        """The C - 1 columns of (diag(sqrt p) - p sqrt(p)^T) Q that are not zero.
+
+        Q is the reflection that takes sqrt(p), which the matrix maps to zero, to the axis of the
+        most probable class k. Column j != k is sqrt(p_j) (e_j - p / (1 + sqrt(p_k))), with
+        -sqrt(p_j p_k) in row k: no difference of numbers that are nearly equal.
+        """
+        classes = f.shape[-1]
+        if classes == 1:  # one class is certain
+            return jnp.zeros((*f.shape, 1), f.dtype)
         log_p = jax.nn.log_softmax(f, axis=-1)
         p, root = jnp.exp(log_p), jnp.exp(0.5 * log_p)
-        eye = jnp.eye(f.shape[-1], dtype=f.dtype)
-        return (eye - p[..., :, None]) * root[..., None, :]
+        k = jnp.argmax(f, axis=-1, keepdims=True)
+        columns = jnp.arange(classes - 1)
+        columns = jnp.where(columns == k, classes - 1, columns)  # the last takes the place of k
+        root_k = jnp.take_along_axis(root, k, axis=-1)[..., None]
+        rows = jnp.arange(classes)[:, None]
+        own = (rows == columns[..., None, :]).astype(f.dtype)
+        inner = jnp.where(rows == k[..., None], -root_k, own - p[..., :, None] / (1 + root_k))
+        return inner * jnp.take_along_axis(root, columns, axis=-1)[..., None, :]
 
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
         """(diag p - p p^T) v."""
