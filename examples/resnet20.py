@@ -167,7 +167,7 @@ def judge(posterior_fn, head_fn, params, prior_prec, test):
 @jax.jit
 def sampled_from_variances(mean, var):
     """What MC_BRIDGE would say if the logits were independent of each other."""
-    noise = jax.random.normal(jax.random.key(0), (NUM_SAMPLES, mean.shape[-1]))
+    noise = jax.random.normal(jax.random.key(0), (NUM_SAMPLES, mean.shape[-1]), mean.dtype)
     # One example after the other: all at once they would fill a gigabyte.
     return jax.lax.map(
         lambda moments: log_mc_bridge(moments[0] + noise * jnp.sqrt(moments[1])),

@@ -74,6 +74,13 @@ def unused(input, params):
     return input @ params["w"]
 
 
+def embedded(input, params):
+    tokens = params["tokens"][input]  # an example reads a row twice
+    there = jnp.arange(5) + jnp.where(input > 3, 2, 0)  # some lie beyond the table
+    places = jnp.take(params["places"], there, axis=0, mode="fill", fill_value=0.5)
+    return (jnp.tanh(tokens + places) @ params["w"]).sum(0)
+
+
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 7, (4, 5)))
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 
@@ -117,6 +124,12 @@ MODELS = {
         },
         (TOKENS, (TOKENS + 1) % 7),
         "cross_entropy",
+    ),
+    "embedded": (
+        embedded,
+        {"tokens": random(7, 3), "places": random(5, 3, seed=1), "w": random(3, 2, seed=2)},
+        (TOKENS, random(4, 2, seed=4)),
+        "mse",
     ),
     "scanned": (
         scanned,

@@ -63,15 +63,37 @@ def test_the_diagonal_never_forms_rows_of_all_parameters():
         "b2": cases.random(3),
     }
     data = (cases.random(64, 40), cases.random(64, 3))
-    sizes = []
 
     def run(x, y):
         return fit(models.dense, params, (x, y), "mse", "diagonal").diagonal()
 
-    for eqn in _equations(jax.make_jaxpr(run)(*data).jaxpr):
-        sizes.extend(var.aval.size for var in eqn.outvars if hasattr(var.aval, "size"))
     total = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert max(sizes) < 64 * 3 * total / 10
+    assert largest_intermediate(run, *data) < 64 * 3 * total / 10
+
+
+def largest_intermediate(fn, *args):
+    equations = _equations(jax.make_jaxpr(fn)(*args).jaxpr)
+    return max(v.aval.size for eqn in equations for v in eqn.outvars if hasattr(v.aval, "size"))
+
+
+def test_an_embedding_costs_what_an_example_reads_not_the_table():
+    params = {
+        "tokens": cases.random(900, 3),
+        "places": cases.random(5, 3),
+        "w": cases.random(3, 2),
+    }
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 900, (16, 5)))
+    estimate = fit(models.embedded, params, (tokens, cases.random(16, 2)), "mse", "diagonal")
+    assert dict(row[:2] for row in estimate.coverage.rows)["tokens"] == "taps (embedding)"
+
+    def variances(x, y):
+        posterior_fn, _ = laplax.laplace(
+            models.embedded, params, (x, y), loss_fn="mse", curv_type="diagonal"
+        )
+        prob_predictive = laplax.predictive(posterior_fn, models.embedded)({"prior_prec": 1.0})
+        return prob_predictive(x, ["pred_var"])["pred_var"]
+
+    assert largest_intermediate(variances, tokens, cases.random(16, 2)) < 2 * 900 * 3
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -88,6 +88,7 @@ class ModelCost:
 
     activation_bytes: int
     has_convolution: bool
+    outputs: int  # C
 
 
 def model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
@@ -101,7 +102,7 @@ def model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
         if hasattr(var.aval, "shape") and hasattr(var.aval.dtype, "itemsize")
     )
     convolution = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
-    return ModelCost(max(total, 1), convolution)
+    return ModelCost(max(total, 1), convolution, math.prod(jaxpr.outvars[0].aval.shape))
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

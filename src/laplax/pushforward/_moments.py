@@ -1,6 +1,5 @@
 """The posterior pushed through the network: moments and samples of the output."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,8 +104,8 @@ def chunk_size(
 ) -> int:
     """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
-    outputs = math.prod(jax.eval_shape(model.one, example, params).shape)
-    activations = model_cost(model, params, example).activation_bytes
+    cost = model_cost(model, params, example)
+    outputs, activations = cost.outputs, cost.activation_bytes
     if recipe.pushforward is Pushforward.NONLINEAR:
         each = 2 * activations + recipe.num_samples * outputs * 8
     elif user.factored:

@@ -70,6 +70,10 @@ class Jacobian(abc.ABC):
         """The same in factors, if it has them."""
         return None
 
+    def sparse(self, group: Group) -> "SparseCoordinates | None":
+        """The same without the columns that are zero, if each example has only a few others."""
+        return None
+
 
 class DenseJacobian(Jacobian):
     """An array (n, C, P)."""
@@ -161,8 +165,37 @@ class OuterCoordinates(Coordinates):
         return dataclasses.replace(self, a=jnp.concatenate([x.a for x in parts]), g=g)
 
 
+@pytree
+class SparseCoordinates(Coordinates):
+    """Rows whose columns differ from example to example; a column that comes again is zero."""
+
+    rows: jax.Array  # (n, C, S)
+    index: jax.Array  # (n, S)
+
+    def marginal(self, d: jax.Array) -> jax.Array:
+        """Squares times what d is there."""
+        return jnp.einsum("ncs,ns->nc", jnp.square(self.rows), self._own(d))
+
+    def covariance(self, d: jax.Array) -> jax.Array:
+        """Both sides through the root of d."""
+        half = self.rows * jnp.sqrt(self._own(d))[:, None]
+        return jnp.einsum("ncs,nds->ncd", half, half)
+
+    def join(self, others: "Sequence[SparseCoordinates]") -> "SparseCoordinates":
+        """More examples."""
+        parts = [self, *others]
+        index = jnp.concatenate([x.index for x in parts])
+        return SparseCoordinates(jnp.concatenate([x.rows for x in parts]), index)
+
+    def _own(self, d: jax.Array) -> jax.Array:
+        return jnp.take(d, self.index, mode="clip")
+
+
 def diagonal_coordinates(jacobian: Jacobian, group: Group) -> Coordinates:
     """J over parameters whose covariance is diagonal as they stand."""
+    sparse = jacobian.sparse(group)
+    if sparse is not None:
+        return sparse
     outer = jacobian.outer(group)
     if outer is None or outer.a.shape[2] > 1:
         return RowCoordinates(jacobian.rows(group))

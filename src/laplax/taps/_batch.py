@@ -16,7 +16,7 @@ from ..curvature._operator import LocalCurvature
 from ..likelihoods import weigh
 from ._coverage import Coverage
 from ._program import Program
-from ._uses import MatmulUse, transpose_map
+from ._uses import EmbeddingUse, MatmulUse, transpose_map
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +40,12 @@ class Tapped:
         use = self.program.uses[tap]
         assert isinstance(use, MatmulUse)
         return jax.vmap(jax.vmap(use.out))(self.gs[tap]).astype(self.dtype)
+
+    def embedding_rows(self, tap: int) -> tuple[jax.Array, jax.Array]:
+        """Gradients of the rows that were looked up, (n, K, T, D), and their numbers, (n, T)."""
+        use = self.program.uses[tap]
+        assert isinstance(use, EmbeddingUse)
+        return jax.vmap(use.rows)(self.acts[tap], self.gs[tap].astype(self.dtype))
 
     def rows(self, leaf: int, like: Any) -> jax.Array:
         """Rows of one leaf, (n, K, *leaf shape); several uses are summed."""
@@ -108,8 +114,13 @@ def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
     like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
     if program.covered(i) and not taps:
         return jnp.zeros(leaf.shape, tapped.dtype)
-    if program.covered(i) and len(taps) == 1 and isinstance(program.uses[taps[0]], MatmulUse):
-        use: Any = program.uses[taps[0]]
+    use: Any = program.uses[taps[0]] if program.covered(i) and len(taps) == 1 else None
+    if isinstance(use, EmbeddingUse):
+        rows, index = tapped.embedding_rows(taps[0])
+        squares = jnp.sum(jnp.square(rows), axis=1)  # (n, T, D)
+        table = jnp.zeros(use.shape, tapped.dtype).at[index].add(squares, mode="drop")
+        return table.reshape(leaf.shape)
+    if isinstance(use, MatmulUse):
         matrix = matrix_diagonal(tapped.operand(taps[0]), tapped.gradient(taps[0]))
         return transpose_map(use.weight, like, matrix)
     return jnp.sum(jnp.square(tapped.rows(i, like)), axis=(0, 1))
@@ -154,7 +165,7 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
         if isinstance(use, MatmulUse):
             positions = jax.eval_shape(use.out, program.out_structs[taps[0]]).shape[1]
             widest = max(widest, size if positions > 1 else 0)
-        else:
+        elif not isinstance(use, EmbeddingUse):
             widest = max(widest, size * max(len(taps), 1))
     return columns * space.dtype.itemsize * (3 * outs + 2 * widest)
 
@@ -171,7 +182,7 @@ def coverage_of(program: Program, space: ParamSpace) -> Coverage:
         elif not taps:
             rows.append((name, "zero", "the output does not depend on it"))
         else:
-            kinds = {"matmul" if isinstance(program.uses[t], MatmulUse) else "linear" for t in taps}
+            kinds = {program.uses[t].kind for t in taps}
             uses = "" if len(taps) == 1 else f"{len(taps)} uses, summed before squaring"
             rows.append((name, f"taps ({', '.join(sorted(kinds))})", uses))
         if i in some:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from ._uses import LinearUse, MatmulUse, Use, convolution_use, matmul_use
+from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use
 
 VIEWS = {
     "reshape",
@@ -39,6 +39,11 @@ CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+
+
+def whole_leaf(leaf: jax.Array) -> jax.Array:
+    """The view with which every leaf enters."""
+    return leaf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,6 +155,10 @@ class Interpreter:
             return matmul_use(leaf, view, shapes, which, eqn.params["dimension_numbers"])
         if name == "conv_general_dilated" and which == 1 and eqn.params["batch_group_count"] == 1:
             return convolution_use(leaf, view, shapes, eqn.params)
+        if name == "gather" and which == 0 and view is whole_leaf:
+            use = embedding_use(leaf, shapes[0], eqn)
+            if use is not None:
+                return use
         affine = name in ("add", "sub", "add_any")
         if affine or name == "mul" or (name in ("gather", "div") and which == 0):
             other = cells[1 - which] if name == "add" else Cell(None)

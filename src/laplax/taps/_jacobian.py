@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from .._model import Model
 from .._tree import ParamSpace, PyTree
 from ..structures import Jacobian, Outer
-from ..structures._jacobian import Group
+from ..structures._jacobian import Group, SparseCoordinates
 from ._batch import Tapped, bytes_per_example, run_taps
 from ._layers import layer_of
 from ._program import Program, trace_taps
-from ._uses import MatmulUse
+from ._uses import EmbeddingUse, MatmulUse
 
 
 class TapJacobian(Jacobian):
@@ -57,6 +57,21 @@ class TapJacobian(Jacobian):
         if layer.tap != self.program.output_tap:
             return Outer(a, self.tapped.gradient(layer.tap), layer.to_matrix)
         return Outer(a, self._output_gradient(layer.tap), layer.to_matrix, shared=True)
+
+    def sparse(self, group: Group) -> SparseCoordinates | None:
+        """The rows of a table that each example looks up."""
+        leaf, *others = self._leaves(group)
+        taps = self.program.uses_of(leaf)
+        use = self.program.uses[taps[0]] if len(taps) == 1 and not others else None
+        if not isinstance(use, EmbeddingUse) or self.space.elements[leaf] is not None:
+            return None
+        if not self.program.covered(leaf):
+            return None
+        rows, index = self.tapped.embedding_rows(taps[0])  # (n, C, T, D), (n, T)
+        width = use.shape[1]
+        columns = index[:, :, None] * width + jnp.arange(width, dtype=index.dtype)
+        count = index.shape[0]
+        return SparseCoordinates(rows.reshape(*rows.shape[:2], -1), columns.reshape(count, -1))
 
     def _output_gradient(self, tap: int) -> jax.Array:
         """The product is the output: every example has the same g, the identity."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .._model import Model
 from .._tree import PyTree, leaf_names
-from ._interpret import Cell, Interpreter
+from ._interpret import Cell, Interpreter, whole_leaf
 from ._uses import Use
 
 
@@ -54,7 +54,7 @@ class Program:
         interpreter = Interpreter(perturbations, operands or {})
         leaves = jax.tree.leaves(params)
         cells = [Cell(x) for x in jax.tree.leaves(input)]
-        cells += [Cell(w, i, lambda leaf: leaf) for i, w in enumerate(leaves)]
+        cells += [Cell(w, i, whole_leaf) for i, w in enumerate(leaves)]
         out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
         interpreter.last_products = tuple(sorted(out.products))
         interpreter.output_tap = out.copy_of

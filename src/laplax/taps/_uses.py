@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ class MatmulUse:
     example uses the weight (tokens, pixels), B independent groups.
     """
 
+    kind: ClassVar[str] = "matmul"
     leaf: int
     act: Map  # the recorded operand -> (B, T, I)
     weight: Map  # the parameter leaf -> (B, I, O), a rearrangement
@@ -33,8 +34,9 @@ class MatmulUse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearUse:
-    """out = apply(leaf, act), linear in the leaf: biases, scales, embeddings."""
+    """out = apply(leaf, act), linear in the leaf: biases and scales."""
 
+    kind: ClassVar[str] = "linear"
     leaf: int
     apply: Callable[[jax.Array, Any], jax.Array]
     added_to: int | None = None  # the tap of the product that a bias is added to
@@ -45,7 +47,63 @@ class LinearUse:
         return transpose_map(lambda w: self.apply(w, a), like, g)
 
 
-Use = MatmulUse | LinearUse
+@dataclasses.dataclass(frozen=True, eq=False)
+class EmbeddingUse:
+    """Rows of a table (V, D), looked up: an example touches T rows of V and no others."""
+
+    kind: ClassVar[str] = "embedding"
+    leaf: int
+    shape: tuple[int, int]  # (V, D)
+    drop: bool  # whether an index outside of the table reads nothing, or the nearest row
+
+    def index(self, a: jax.Array) -> jax.Array:
+        """The rows that are read, (T,); V stands for none."""
+        index, rows = a.reshape(-1), self.shape[0]
+        if not self.drop:
+            return jnp.clip(index, 0, rows - 1)
+        return jnp.where((index < 0) | (index >= rows), rows, index)
+
+    def rows(self, a: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The gradient at the rows that are read, (K, T, D), once for each: repeats are zero.
+
+        The second is the number of each row.
+        """
+        index = self.index(a)
+        same = index[:, None] == index[None, :]
+        first = jnp.argmax(same, axis=1) == jnp.arange(index.size)
+        summed = jnp.einsum("ts,ksd->ktd", same.astype(g.dtype), g.reshape(-1, *self._out(index)))
+        return jnp.where((first & (index < self.shape[0]))[:, None], summed, 0), index
+
+    def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
+        """The leaf's gradient for one example and one column."""
+        index = self.index(a)
+        zeros = jnp.zeros(self.shape, g.dtype)
+        table = zeros.at[index].add(g.reshape(self._out(index)), mode="drop")
+        return table.reshape(like.shape)
+
+    def _out(self, index: jax.Array) -> tuple[int, int]:
+        return index.size, self.shape[1]
+
+
+Use = MatmulUse | LinearUse | EmbeddingUse
+
+
+def embedding_use(leaf: int, shape: tuple[int, ...], eqn: Any) -> EmbeddingUse | None:
+    """A `gather` that reads whole entries of a leaf's first axis."""
+    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    out_ndim, rest = len(eqn.outvars[0].aval.shape), shape[1:]
+    trailing = tuple(range(out_ndim - len(rest), out_ndim))
+    whole = (
+        tuple(numbers.collapsed_slice_dims) == (0,)
+        and tuple(numbers.start_index_map) == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(numbers.offset_dims) == trailing
+        and tuple(eqn.params["slice_sizes"]) == (1, *rest)
+    )
+    if not whole:
+        return None
+    drop = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
+    return EmbeddingUse(leaf, (shape[0], math.prod(rest)), drop)
 
 
 def transpose_map(fn: Map, like: Any, value: jax.Array) -> jax.Array:
