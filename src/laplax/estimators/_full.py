@@ -13,6 +13,7 @@ from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Dense, LowRank, Structure
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
+from ._layer import layer_curvature, the_layer
 
 GIB = 2**30
 
@@ -22,8 +23,9 @@ class Full(Estimator):
     """`"full"`: G exactly.
 
     G = R^T R over rows, so no P products are needed. With fewer rows than half the parameters
-    it is kept on its smaller side (R^T = Q T, and an SVD of T), exactly and faster. `memory_share`
-    is the share of this machine's memory that the work may need.
+    it is kept on its smaller side (R^T = Q T, and an SVD of T), exactly and faster; for the
+    parameters of one layer no rows are formed at all. `memory_share` is the share of this
+    machine's memory that the work may need.
     """
 
     memory_share: float = 0.5
@@ -40,6 +42,9 @@ class Full(Estimator):
             return Dense(settle_dense(dense_by_products(operator), operator)), {}
         if 2 * rows <= size:
             return _smaller_side(operator, rows), {}
+        layer = the_layer(operator)
+        if layer is not None:
+            return Dense(layer_curvature(operator, layer)), {}
         return Dense(operator.fold_rows(_add_gram, jnp.zeros((size, size), dtype))), {}
 
     def _check_memory(self, operator: CurvatureOperator, side: int) -> None:

@@ -16,6 +16,7 @@ from ._uses import LinearUse, MatmulUse, transpose_map
 Map = Callable[[jax.Array], jax.Array]
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
     """A product W (B, I, O) with the leaves that it owns, weight first; or its bias alone."""

@@ -1,0 +1,58 @@
+"""The full curvature of one layer equals the one from rows."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cases
+import laplax
+import models
+from laplax.estimators import _full, _layer
+
+X = cases.random(30, 3)
+PARAMS = {
+    "one": {"w": cases.random(3, 4), "b": cases.random(4)},
+    "two": {"w": cases.random(3, 4, seed=1), "b": cases.random(3)},
+}
+
+
+def model_fn(input, params):
+    hidden = jnp.tanh(input @ params["one"]["w"] + params["one"]["b"])
+    return params["two"]["w"] @ hidden + params["two"]["b"]
+
+
+def by_rows(monkeypatch, *args, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(_full, "the_layer", lambda operator: None)
+        return laplax.laplace(*args, curv_type="full", **options)[1].to_dense()
+
+
+@pytest.mark.parametrize("subset", ["last_layer", "one/*", "two/w", "two/b"])
+@pytest.mark.parametrize("curvature", ["ggn", "fisher_empirical"])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"num_total_samples": 300}])
+def test_one_layer_equals_rows(monkeypatch, subset, curvature, options):
+    data = (X, jnp.arange(30) % 3, jnp.linspace(0, 2, 30))
+    args = (model_fn, PARAMS, data)
+    options = {"loss_fn": "cross_entropy", "subset": subset, "curvature": curvature, **options}
+    seen = []
+
+    def watched(operator, layer):
+        seen.append(layer)
+        return _layer.layer_curvature(operator, layer)
+
+    expected = by_rows(monkeypatch, *args, **options)
+    monkeypatch.setattr(_full, "layer_curvature", watched)
+    given = laplax.laplace(*args, curv_type="full", **options)[1].to_dense()
+    assert len(seen) == 1
+    np.testing.assert_allclose(given, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["channels first", "rematerialised", "convolution"])
+def test_weights_used_at_many_places_keep_rows(monkeypatch, name):
+    def refuse(operator, layer):
+        raise AssertionError
+
+    monkeypatch.setattr(_full, "layer_curvature", refuse)
+    network, params, data, loss_fn = models.MODELS[name]
+    subset = {"channels first": None, "rematerialised": "w", "convolution": "k1"}[name]
+    laplax.laplace(network, params, data, loss_fn=loss_fn, curv_type="full", subset=subset)
