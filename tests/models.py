@@ -76,6 +76,7 @@ def unused(input, params):
 
 def embedded(input, params):
     tokens = params["tokens"][input]  # an example reads a row twice
+    tokens = tokens + jax.vmap(lambda i: params["one by one"][i])(input)
     there = jnp.arange(5) + jnp.where(input > 3, 2, 0)  # some lie beyond the table
     places = jnp.take(params["places"], there, axis=0, mode="fill", fill_value=0.5)
     return (jnp.tanh(tokens + places) @ params["w"]).sum(0)
@@ -127,7 +128,12 @@ MODELS = {
     ),
     "embedded": (
         embedded,
-        {"tokens": random(7, 3), "places": random(5, 3, seed=1), "w": random(3, 2, seed=2)},
+        {
+            "tokens": random(7, 3),
+            "one by one": random(7, 3, seed=5),
+            "places": random(5, 3, seed=1),
+            "w": random(3, 2, seed=2),
+        },
         (TOKENS, random(4, 2, seed=4)),
         "mse",
     ),

@@ -166,6 +166,7 @@ ANALYTIC = {
     Predictive.MEAN_FIELD_1: lambda p: predictives.mean_field_1(p.pred_mean, p.pred_var),
     Predictive.MEAN_FIELD_2: lambda p: predictives.mean_field_2(p.pred_mean, p.pred_cov),
     Predictive.LAPLACE_BRIDGE: lambda p: predictives.laplace_bridge(p.pred_mean, p.pred_cov),
+    Predictive.MAP: lambda p: jax.nn.softmax(p.pred_mean, axis=-1),
 }
 
 
@@ -198,6 +199,15 @@ def test_nonlinear_class_probabilities_are_the_mean_over_sampled_networks():
     assert_close(p.pred_act, probs.mean(axis=0))
     expected = p.entropy + np.sum(probs * np.log(probs), axis=-1).mean(axis=0)
     assert_close(p.mutual_information, expected)
+
+
+@pytest.mark.parametrize("pushforward_type", Pushforward)
+def test_the_map_is_the_network_without_its_uncertainty(pushforward_type):
+    how = {"pushforward_type": pushforward_type, "predictive_type": "map", "num_samples": 3}
+    p = predict(["map", "pred_act"], **CLASSES, **how)
+    assert_close(p.pred_act, jax.nn.softmax(p.map, axis=-1))
+    p = predict(["map", "pred_act"], **BINARY, **how)
+    assert_close(p.pred_act, jax.nn.sigmoid(p.map))
 
 
 @pytest.mark.parametrize("options", [CLASSES, BINARY], ids=["classes", "binary"])

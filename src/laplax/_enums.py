@@ -54,6 +54,7 @@ class Predictive(enum.StrEnum):
     MEAN_FIELD_1 = "mean_field_1"
     MEAN_FIELD_2 = "mean_field_2"
     PROBIT = "probit"
+    MAP = "map"  # the network as it is, for comparison
     MEAN_FIELD_0_PREDICTIVE = "mean_field_0"
     MEAN_FIELD_1_PREDICTIVE = "mean_field_1"
     MEAN_FIELD_2_PREDICTIVE = "mean_field_2"

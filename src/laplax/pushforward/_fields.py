@@ -129,13 +129,13 @@ def _choices(likelihood: Likelihood, push: Pushforward) -> tuple[Predictive, ...
     """Predictives for a likelihood, the default first."""
     if isinstance(likelihood, Categorical):
         if push is Pushforward.NONLINEAR:
-            return (Predictive.MC_BRIDGE,)
+            return (Predictive.MC_BRIDGE, Predictive.MAP)
         first = (Predictive.MEAN_FIELD_0, Predictive.MEAN_FIELD_1, Predictive.MEAN_FIELD_2)
-        return (*first, Predictive.LAPLACE_BRIDGE, Predictive.MC_BRIDGE)
+        return (*first, Predictive.LAPLACE_BRIDGE, Predictive.MC_BRIDGE, Predictive.MAP)
     if isinstance(likelihood, Bernoulli):
         if push is Pushforward.NONLINEAR:
-            return (Predictive.MC_BRIDGE,)
-        return (Predictive.PROBIT, Predictive.MC_BRIDGE)
+            return (Predictive.MC_BRIDGE, Predictive.MAP)
+        return (Predictive.PROBIT, Predictive.MC_BRIDGE, Predictive.MAP)
     return ()
 
 
@@ -269,6 +269,8 @@ def _two_class(likelihood: Likelihood, samples: jax.Array) -> jax.Array:
 def log_probabilities(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
     """Log class probabilities on the last axis."""
     mean, var, predictive = moments.mean, moments.var, recipe.predictive
+    if predictive is Predictive.MAP:
+        return jax.nn.log_softmax(_two_class(recipe.likelihood, moments.map), axis=-1)
     if predictive is Predictive.MC_BRIDGE:
         samples = _two_class(recipe.likelihood, logits(recipe, moments, key))
         return predictives.log_mc_bridge(samples)

@@ -152,7 +152,8 @@ def predictive(
             (sampled networks).
         predictive_type: How logits become class probabilities: `"mc_bridge"`,
             `"laplace_bridge"`, `"mean_field_0"`, `"mean_field_1"`, `"mean_field_2"`;
-            `"probit"` for binary outputs. None takes the likelihood's default.
+            `"probit"` for binary outputs; `"map"` is the network without its uncertainty, to
+            compare with. None takes the likelihood's default.
         num_samples: Sampled networks, or sampled logits for `"mc_bridge"`.
         key: Seeds the samples, `jax.random.key(0)` if not given; equal keys, equal functions.
         memory_budget: Bytes of temporaries that a chunk of inputs may need.

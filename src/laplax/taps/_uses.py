@@ -55,10 +55,11 @@ class EmbeddingUse:
     leaf: int
     shape: tuple[int, int]  # (V, D)
     drop: bool  # whether an index outside of the table reads nothing, or the nearest row
+    starts: int = 1  # numbers per lookup; those after the first can only be 0
 
     def index(self, a: jax.Array) -> jax.Array:
         """The rows that are read, (T,); V stands for none."""
-        index, rows = a.reshape(-1), self.shape[0]
+        index, rows = a.reshape(-1, self.starts)[:, 0], self.shape[0]
         if not self.drop:
             return jnp.clip(index, 0, rows - 1)
         return jnp.where((index < 0) | (index >= rows), rows, index)
@@ -92,18 +93,19 @@ def embedding_use(leaf: int, shape: tuple[int, ...], eqn: Any) -> EmbeddingUse |
     """A `gather` that reads whole entries of a leaf's first axis."""
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     out_ndim, rest = len(eqn.outvars[0].aval.shape), shape[1:]
-    trailing = tuple(range(out_ndim - len(rest), out_ndim))
+    collapsed = tuple(numbers.collapsed_slice_dims)
+    kept = len(shape) - len(collapsed)  # without collapsing, a row comes as (1, D)
+    starts, drop = tuple(numbers.start_index_map), mode == jax.lax.GatherScatterMode.FILL_OR_DROP
     whole = (
-        tuple(numbers.collapsed_slice_dims) == (0,)
-        and tuple(numbers.start_index_map) == (0,)
+        collapsed in ((0,), ())
+        and (starts == (0,) or (starts == tuple(range(len(shape))) and not drop))
         and not numbers.operand_batching_dims
-        and tuple(numbers.offset_dims) == trailing
+        and tuple(numbers.offset_dims) == tuple(range(out_ndim - kept, out_ndim))
         and tuple(eqn.params["slice_sizes"]) == (1, *rest)
     )
     if not whole:
         return None
-    drop = mode == jax.lax.GatherScatterMode.FILL_OR_DROP
-    return EmbeddingUse(leaf, (shape[0], math.prod(rest)), drop)
+    return EmbeddingUse(leaf, (shape[0], math.prod(rest)), drop, len(starts))
 
 
 def transpose_map(fn: Map, like: Any, value: jax.Array) -> jax.Array:
