@@ -4,7 +4,7 @@ jaxlib 0.10 hands the matrices of a batched LAPACK call to the same threads that
 and waits for them. Two such calls in one program (two chunks of predictions, two blocks of a
 posterior under `vmap`) can occupy every thread with waiting: the program never ends. On two cores
 that takes a second; `tests/test_linalg.py` has the program. A loop over single matrices never
-waits, and costs no more than the batched call. Other devices keep the batched call.
+waits, and costs about as much as the batched call. Other devices keep the batched call.
 """
 
 from collections.abc import Callable, Sequence
