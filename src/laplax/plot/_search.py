@@ -1,0 +1,68 @@
+"""The record of a search over hyperparameters."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._style import OKABE_ITO, color, grid, legend_below, on
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EVIDENCE = "marginal_log_likelihood"
+
+
+def calibration_curve(
+    trace: Any,
+    *,
+    objective: str = EVIDENCE,
+    chosen: float | None = None,
+    curve: int = 0,
+    legend: bool = True,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    """The objective over the prior precision, with the chosen point marked.
+
+    Args:
+        trace: `set_prob_predictive.trace`, from `laplax.calibration`. A grid is drawn as a curve;
+            a descent, which changes other hyperparameters too, as its path.
+        objective: What was searched: the evidence is drawn with its own sign (a trace holds what
+            was minimised), anything else as it is and under this name.
+        chosen: The prior precision to mark; by default the best point of the trace.
+        curve: Which colour to take.
+        legend: Whether to put a legend under the axes.
+        ax: Where to draw; the current axes if not given.
+    """
+    x, values = np.asarray(trace.points["prior_prec"]), np.asarray(trace.values)
+    if x.ndim != 1:
+        raise ValueError(
+            "a calibration curve needs one prior precision per point of the search; this trace "
+            f"has the shape {x.shape}. Draw trace.values over the steps instead"
+        )
+    axes = on(ax)
+    evidence = objective == EVIDENCE
+    if set(trace.points) == {"prior_prec"}:  # a grid, in whatever order it was given
+        order = np.argsort(x)
+        x, values = x[order], values[order]
+    y = -values if evidence else values
+    finite = np.isfinite(y)
+    best = int(np.argmin(np.where(finite, values, np.inf)))
+    mark = float(x[best]) if chosen is None else float(chosen)
+    # The mark lies on the curve, also between two points of a grid.
+    height = y[best] if chosen is None else np.interp(np.log(mark), np.log(x[finite]), y[finite])
+    axes.plot(x[finite], y[finite], color=color(curve))
+    axes.plot(
+        [mark],
+        [height],
+        marker="*",
+        markersize=11,
+        linestyle="",
+        color=OKABE_ITO["vermillion"],
+        label=f"chosen: {mark:.3g}",
+    )
+    name = "log marginal likelihood [nat]" if evidence else objective.replace("_", " ")
+    axes.set(xscale="log", xlabel="prior precision", ylabel=name)
+    grid(axes)
+    if legend:
+        legend_below(axes)
+    return axes

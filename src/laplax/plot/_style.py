@@ -1,0 +1,112 @@
+"""What all figures share: the lazy import, the palette, legends that cover nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito (2008): told apart under every common form of colour blindness.
+OKABE_ITO = MappingProxyType(
+    {
+        "blue": "#0072B2",
+        "vermillion": "#D55E00",
+        "green": "#009E73",
+        "purple": "#CC79A7",
+        "orange": "#E69F00",
+        "sky": "#56B4E9",
+        "black": "#000000",
+        "yellow": "#F0E442",
+    }
+)
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # told apart without colour, too
+MARKERS = ("o", "^", "s", "D", "v", "P", "X")
+
+STYLE = MappingProxyType(
+    {
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look alike anywhere
+        "mathtext.fontset": "dejavusans",
+        "font.size": 9.0,
+        "axes.titlesize": 10.0,
+        "axes.labelsize": 9.0,
+        "legend.fontsize": 8.0,
+        "xtick.labelsize": 8.0,
+        "ytick.labelsize": 8.0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "lines.linewidth": 1.6,
+        "legend.frameon": False,
+        "svg.hashsalt": "laplax",  # the same figure, the same file
+    }
+)
+
+
+def matplotlib() -> ModuleType:
+    """matplotlib, or an error that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            "figures are drawn with matplotlib, which is not installed: pip install 'laplax[plot]'"
+        ) from error
+    return matplotlib
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Settings under which these figures read well in print; the user's come back afterwards."""
+    with matplotlib().rc_context(dict(STYLE)):
+        yield
+
+
+def color(index: int) -> str:
+    """The colour of curve number `index`; yellow is left out, because lines in it cannot be seen.
+
+    >>> color(0), color(7)
+    ('#0072B2', '#0072B2')
+    """
+    return list(OKABE_ITO.values())[index % 7]
+
+
+def on(ax: "Axes | None") -> "Axes":
+    """The axes to draw on."""
+    matplotlib()
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.gca()
+
+
+def legend_below(ax: "Axes", columns: int = 2) -> None:
+    """A legend under the axis label: it can cover neither data nor title."""
+    handles, labels = ax.get_legend_handles_labels()
+    if labels:
+        # The pad is in font sizes, so that it clears tick and axis labels at any height.
+        ax.legend(
+            handles,
+            labels,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0.0),
+            borderaxespad=4.4,
+            ncols=min(columns, len(labels)),
+        )
+
+
+def grid(ax: "Axes", axis: str = "both") -> None:
+    """Faint lines behind the data."""
+    ax.grid(True, axis=axis, color="0.9", linewidth=0.6)  # type: ignore[arg-type]
+
+
+def plain_log_ticks(ax: "Axes") -> None:
+    """Few plain numbers on a logarithmic axis: below a decade the default ones overlap."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+
+    low, high = ax.get_xlim()
+    if high < 100 * low:
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
