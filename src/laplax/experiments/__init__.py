@@ -1,0 +1,1 @@
+"""The paper's experiments: one module each, with `add_arguments(parser)` and `run(args)`."""
