@@ -14,6 +14,7 @@ from ._tree import ParamSpace, PyTree, is_concrete
 from .curvature._kinds import Curvature, curvature_class
 from .curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
 from .estimators import ESTIMATORS, Estimator, estimator_class
+from .estimators._base import Diagnostics
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate, PosteriorFn
 from .structures import Structure
@@ -88,7 +89,7 @@ def laplace(
         memory_budget=memory_budget,
     )
     operator = dataclasses.replace(
-        _operator(problem, measured, subset),
+        make_operator(problem, measured, subset),
         num_total_samples=num_total_samples,
         num_curv_samples=num_curv_samples,
         batch_size=batch_size,
@@ -99,16 +100,22 @@ def laplace(
         operator.require_passes(f"curv_type={curv_type!r}")
     structure, diagnostics = estimator.estimate(operator)
     _check_structure(structure, operator)
-    estimate = CurvEstimate(structure, diagnostics, operator.space)
+    return finish(problem, operator, structure, diagnostics)
+
+
+def finish(
+    problem: Problem, operator: CurvatureOperator, structure: Structure, diagnostics: Diagnostics
+) -> tuple[PosteriorFn, CurvEstimate]:
+    """What a fit returns."""
     posterior_fn = PosteriorFn(
         problem.params,
         structure,
         problem.likelihood,
         operator.space,
         tuple(leaf.ndim for leaf in jax.tree.leaves(problem.first.example()[0])),
-        vmap_over_data,
+        problem.model.vmap_over_data,
     )
-    return posterior_fn, estimate
+    return posterior_fn, CurvEstimate(structure, diagnostics, operator.space)
 
 
 def curvature_mv(
@@ -135,10 +142,11 @@ def curvature_mv(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return dataclasses.replace(_operator(problem, measured, None), progress=progress)
+    return dataclasses.replace(make_operator(problem, measured, None), progress=progress)
 
 
-def _operator(problem: Problem, measured: Curvature, subset: Subset) -> CurvatureOperator:
+def make_operator(problem: Problem, measured: Curvature, subset: Subset) -> CurvatureOperator:
+    """The curvature of a checked problem over the parameters that vary."""
     measured.check(problem)
     example = problem.first.example()[0]
     masks = select(subset, problem.model, problem.params, example)

@@ -99,13 +99,12 @@ def log_marginal_likelihood(
     offset = offset if arguments.mean is None else offset - arguments.mean
     log_likelihood = likelihood.log_likelihood(fit, arguments.sigma_squared.astype(fit.loss.dtype))
     log_likelihood = log_likelihood.astype(offset.dtype) / arguments.temperature
-    prior = jnp.sum(arguments.precision * jnp.square(offset))
-    return log_likelihood - 0.5 * (prior + posterior.precision.logdet_ratio())
+    precision = posterior.precision
+    return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
 def effective_parameters(
     posterior_fn: PosteriorFn, prior_arguments: Mapping[str, Any]
 ) -> jax.Array:
     """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
-    posterior = posterior_fn(prior_arguments)
-    return jnp.sum(1 - posterior.precision.prior * posterior.precision.variance())
+    return posterior_fn(prior_arguments).precision.effective_parameters()

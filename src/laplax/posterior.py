@@ -89,10 +89,13 @@ class Posterior:
         return jax.tree.map(lambda mean, change: mean + change, self.mean, offset)
 
     def log_prob(self, params: PyTree) -> jax.Array:
-        """Log density at `params` (a pytree like the mean, or flat)."""
+        """Log density at `params` (a pytree like the mean, or flat).
+
+        Where the covariance is singular it is the density on the subspace that varies.
+        """
         flat = params if self.space.is_flat(params) else self.space.flatten(params)
         v = jnp.asarray(flat).astype(self.space.dtype) - self.space.flatten(self.mean)
-        constant = self.space.size * math.log(2 * math.pi)
+        constant = self.precision.dimension * math.log(2 * math.pi)
         return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
 
 
@@ -121,7 +124,8 @@ class PosteriorFn:
 
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
         """Check hyperparameters and bring them into the flat space."""
-        return parse_prior_arguments(prior_arguments, self.space, self.likelihood)
+        own_prior = self.structure.own_prior
+        return parse_prior_arguments(prior_arguments, self.space, self.likelihood, own_prior)
 
     def check_params(self, params: PyTree) -> None:
         """Refuse parameters that are not the ones this posterior was fitted at."""

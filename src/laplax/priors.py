@@ -30,15 +30,22 @@ class PriorArguments(NamedTuple):
 
 
 def parse_prior_arguments(
-    given: Mapping[str, Any], space: ParamSpace, likelihood: Likelihood
+    given: Mapping[str, Any], space: ParamSpace, likelihood: Likelihood, own_prior: bool = False
 ) -> PriorArguments:
-    """Check what users write, and bring it into the flat space."""
+    """Check what users write, and bring it into the flat space.
+
+    With a prior of its own (FSP-Laplace) a curvature has `prior_prec` 1 and no `prior_mean`.
+    """
     if not isinstance(given, Mapping):
         raise TypeError(
             f"prior_arguments must be a dict such as {{'prior_prec': 1.0}}; got "
             f"{type(given).__name__}"
         )
     check_names(given, NAMES, "prior argument")
+    if own_prior:
+        given = {"prior_prec": 1.0, **given}
+        if "prior_mean" in given:
+            raise ValueError("the prior's mean belongs to the GPPrior: GPPrior(kernel, mean=...)")
     if "prior_prec" not in given:
         raise ValueError("prior_arguments needs 'prior_prec', the precision of the Gaussian prior")
     if "sigma_squared" in given and not likelihood.has_noise:

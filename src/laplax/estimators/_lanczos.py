@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,9 @@ class Lanczos(Estimator):
         products = self.num_products or self.rank + max(2, self.rank // 10)
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
-        basis, alpha, beta = tridiagonalise(operator, steps, key)
+        start_key = jax.random.fold_in(key, steps)
+        start = jax.random.normal(start_key, (size,), operator.space.dtype)
+        basis, alpha, beta = tridiagonalise(operator.mv, start, steps, key, operator.progress)
         values, vectors, residuals = _ritz(basis, alpha, beta, rank)
         values = settle_negative(values, operator)
         kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
@@ -56,21 +58,28 @@ def check_rank(rank: int) -> None:
 
 
 def tridiagonalise(
-    operator: Any, steps: int, key: jax.Array
+    mv: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+    steps: int,
+    key: jax.Array,
+    progress: bool | None = None,
+    enough: Callable[[jax.Array, int], bool] = lambda alpha, products: False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """G Q = Q T + beta_m q e_m^T with Q^T Q = I: (Q^T of shape (m, P), diagonal, off-diagonal).
+
+    `enough(diagonal, products)` may end it before all steps are made.
 
     After a breakdown (an invariant subspace was found, as happens when the curvature has lower
     rank) a fresh random direction goes on with off-diagonal zero, so that the basis stays
     orthonormal, no spurious pair appears and repeated eigenvalues are found.
     """
-    basis = jnp.zeros((steps, operator.size), operator.space.dtype)
-    start = jax.random.normal(jax.random.fold_in(key, steps), (operator.size,), basis.dtype)
+    basis = jnp.zeros((steps, start.size), start.dtype)
     basis = basis.at[0].set(start / jnp.linalg.norm(start))
     alpha, beta = jnp.zeros(steps, basis.dtype), jnp.zeros(steps, basis.dtype)
-    for k in progress_bar(range(steps), steps, "lanczos", operator.progress):
-        product = operator.mv(basis[k])
-        alpha, beta, q = _orthogonalise(basis, product, alpha, beta, k, key)
+    for k in progress_bar(range(steps), steps, "lanczos", progress):
+        alpha, beta, q = _orthogonalise(basis, mv(basis[k]), alpha, beta, k, key)
+        if enough(alpha, k + 1):
+            return basis[: k + 1], alpha[: k + 1], beta[: k + 1]
         if k + 1 < steps:
             basis = _set_row(basis, q, k + 1)
     return basis, alpha, beta

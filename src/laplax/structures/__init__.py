@@ -13,6 +13,7 @@ from ._dense import Dense as Dense
 from ._dense import DensePrecision as DensePrecision
 from ._diagonal import Diagonal as Diagonal
 from ._diagonal import DiagonalPrecision as DiagonalPrecision
+from ._function_space import FunctionSpace as FunctionSpace
 from ._jacobian import Jacobian as Jacobian
 from ._jacobian import Outer as Outer
 from ._low_rank import LowRank as LowRank

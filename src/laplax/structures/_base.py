@@ -25,6 +25,11 @@ class Precision(abc.ABC):
     def size(self) -> int:
         """P."""
 
+    @property
+    def dimension(self) -> int | jax.Array:
+        """How many directions vary: P, unless the covariance is singular."""
+        return self.size
+
     @abc.abstractmethod
     def mv(self, v: jax.Array) -> jax.Array:
         """Lambda v."""
@@ -58,6 +63,14 @@ class Precision(abc.ABC):
         """The diagonals of `covariance`, shape (n, C)."""
         half = self.scale_t_mv(jacobian.reshape(-1, self.size).T)
         return jnp.sum(jnp.square(half), axis=0).reshape(jacobian.shape[:-1])
+
+    def prior_energy(self, offset: jax.Array) -> jax.Array:
+        """v^T T v for the mean's distance v from the prior's mean."""
+        return jnp.sum(self.prior * jnp.square(offset))
+
+    def effective_parameters(self) -> jax.Array:
+        """P - tr(T Lambda^-1)."""
+        return jnp.sum(1 - self.prior * self.variance())
 
     def logdet(self) -> jax.Array:
         """log det Lambda."""
@@ -108,6 +121,7 @@ class Structure(abc.ABC):
     """
 
     factored: ClassVar[bool] = False  # whether `project` takes a `Jacobian` too
+    own_prior: ClassVar[bool] = False  # whether the prior is inside, and `prior_prec` scales it
 
     @property
     @abc.abstractmethod

@@ -1,0 +1,119 @@
+"""K(C, C) as a product with vectors, and its Lanczos decomposition."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._linalg import eigh
+from .._tree import PyTree
+from ..estimators._lanczos import tridiagonalise
+from ..pushforward._moments import map_chunks
+from ._kernels import KernelFn, gram
+from ._prior import Component
+
+
+class KernelMatrix:
+    """v -> K(x, x) v. The matrix is kept if it fits the budget, else computed block by block."""
+
+    def __init__(self, kernel: KernelFn, x: PyTree, dtype: Any, memory_budget: int) -> None:
+        self.kernel, self.x = kernel, x
+        count = jax.tree.leaves(x)[0].shape[0]
+        row = count * jnp.dtype(dtype).itemsize
+        self.matrix = _gram(kernel, x) if count * row <= memory_budget else None
+        self.block = max(1, memory_budget // (4 * row))  # a block, its distances, copies
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        """K v."""
+        if self.matrix is not None:
+            return _dense_product(self.matrix, v)
+        return _blocked_product(self.kernel, self.x, v, self.block)
+
+
+_gram = jax.jit(gram)
+_dense_product = jax.jit(jnp.matmul)
+
+
+def _blocked(kernel: KernelFn, x: PyTree, v: jax.Array, block: int) -> jax.Array:
+    return map_chunks(lambda part: gram(kernel, part, x).astype(v.dtype) @ v, x, block)
+
+
+_blocked_product = jax.jit(_blocked, static_argnums=3)
+
+
+class Decomposition(NamedTuple):
+    """K + noise I ~= Q diag(values) Q^T + floor (I - Q Q^T) for one component."""
+
+    vectors: jax.Array  # Q, (n, r) orthonormal
+    values: jax.Array  # (r,)
+    floor: jax.Array
+    captured: jax.Array  # the share of the prior's variance that lies in Q
+
+    @property
+    def inverse_root(self) -> jax.Array:
+        """L of the paper: L L^T ~= K^-1 on the span of Q."""
+        return self.vectors * jax.lax.rsqrt(self.values)
+
+    def rest(self, g: jax.Array) -> jax.Array:
+        """What of g (n, k) lies outside of Q."""
+        return g - self.vectors @ (self.vectors.T @ g)
+
+    def squared_norm(self, g: jax.Array) -> jax.Array:
+        """g^T K^-1 g."""
+        inside = jnp.square(self.vectors.T @ g) / self.values
+        return jnp.sum(inside) + jnp.sum(jnp.square(self.rest(g[:, None]))) / self.floor
+
+
+def decompose(
+    component: Component,
+    matrix: KernelMatrix,
+    diagonal: jax.Array,
+    noise: jax.Array,
+    start: jax.Array,
+    rank: int,
+    key: jax.Array,
+    progress: bool | None,
+) -> Decomposition:
+    """Lanczos from `start` until what is left is no more than noise, or `rank` products are made.
+
+    What lies outside keeps its mean eigenvalue, so that it counts as a prior, not as freedom.
+    """
+    scale = component.scale.astype(start.dtype)
+    total = float(scale * jnp.sum(diagonal) + start.size * noise)
+    level = float(noise)
+
+    def left(alpha: jax.Array, products: int) -> float:
+        """The mean eigenvalue outside of the basis."""
+        return (total - float(jnp.sum(alpha))) / max(start.size - products, 1)
+
+    basis, alpha, beta = tridiagonalise(
+        lambda v: scale * matrix.mv(v) + noise * v,
+        start,
+        min(rank, start.size),
+        key,
+        progress,
+        enough=lambda alpha, products: left(alpha, products) <= 2 * level,
+    )
+    off = jnp.diag(beta[:-1], 1)
+    values, turn = eigh(jnp.diag(alpha) + off + off.T)
+    check_definite(values, noise, total / start.size)
+    floor = max(left(alpha, alpha.size), level)
+    excess = (start.size - alpha.size) * (floor - level)
+    return Decomposition(
+        basis.T @ turn,
+        jnp.maximum(values, noise),
+        jnp.asarray(floor, start.dtype),
+        jnp.asarray(1 - excess / total, start.dtype),
+    )
+
+
+def check_definite(values: jax.Array, noise: jax.Array, mean: float) -> None:
+    """Ritz values of K + noise I show a negative eigenvalue of K."""
+    smallest, level = float(values[0]), float(noise)
+    if smallest > 0:
+        return
+    raise ValueError(
+        f"the kernel is not positive definite on the context points: smallest eigenvalue "
+        f"{smallest - level:.3g}, mean variance {mean - level:.3g}. A jitter of at least "
+        f"{2 * (level - smallest) / (mean - level):.1e} would mend it: GPPrior(kernel, jitter=...)"
+    )

@@ -1,0 +1,252 @@
+"""Training with a prior on the function: the FSP objective, and a small loop around it."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._data import Batch, Loader, as_batch, progress_bar
+from .._model import Model
+from .._problem import make_problem
+from .._tree import PyTree, is_concrete, pytree, static
+from ..likelihoods import Likelihood, as_likelihood
+from ._prior import GPPrior, as_prior, check_positive_definite
+
+Context = Callable[[jax.Array], PyTree]  # key -> points
+
+
+@pytree
+class FSPObjective:
+    """-(n/b) sum_batch log p(y | f) + 1/2 |f - m|^2 in the RKHS norm at the context points.
+
+    Call it as `objective(params, batch, context)`; it is a pure function, ready for `jax.grad`.
+    """
+
+    prior: GPPrior
+    sigma_squared: Any
+    model: Model = static()
+    likelihood: Likelihood = static()
+    num_total_samples: int = static()
+
+    def __call__(self, params: PyTree, batch: Any, context: PyTree) -> jax.Array:
+        """The scalar to be minimised."""
+        nll, norm = self.parts(params, batch, context)
+        return nll + norm
+
+    def parts(self, params: PyTree, batch: Any, context: PyTree) -> tuple[jax.Array, jax.Array]:
+        """The scaled negative log-likelihood, and half the squared RKHS norm."""
+        examples = batch if isinstance(batch, Batch) else as_batch(batch)
+        f = self.model.batch(examples.input, params)
+        fits = jax.vmap(self.likelihood.data_fit)(
+            f, examples.target, *(() if examples.weight is None else (examples.weight,))
+        )
+        fit = jax.tree.map(jnp.sum, fits)
+        noise = jnp.asarray(self.sigma_squared).astype(f.dtype)
+        scale = jnp.asarray(self.num_total_samples / examples.num_examples, f.dtype)
+        return -scale * self.likelihood.log_likelihood(fit, noise), self.energy(params, context)
+
+    def energy(self, params: PyTree, context: PyTree) -> jax.Array:
+        """1/2 (f(C) - m(C))^T (K + jitter)^-1 (f(C) - m(C)); NaN if the kernel is not definite."""
+        return prior_energy(self.prior, self.model, params, context)
+
+
+def prior_energy(prior: GPPrior, model: Model, params: PyTree, context: PyTree) -> jax.Array:
+    """Half the squared RKHS norm of the network's function at the context points."""
+    f = model.batch(context, params)
+    residual = f - prior.mean_at(context, f.shape[1:], f.dtype)
+    white = prior.whitened(residual.reshape(f.shape[0], -1), context)
+    return 0.5 * jnp.sum(jnp.square(white))
+
+
+def fsp_objective(
+    model_fn: Callable[..., jax.Array],
+    prior: GPPrior | Callable[..., Any],
+    *,
+    loss_fn: str | Likelihood | Callable,
+    num_total_samples: int,
+    sigma_squared: Any = 1.0,
+    vmap_over_data: bool = True,
+) -> FSPObjective:
+    """The objective of FSP training, `(params, batch, context) -> scalar`.
+
+    Args:
+        model_fn: `model_fn(input, params)`.
+        prior: A `GPPrior`, or a kernel.
+        loss_fn: As in `laplace`.
+        num_total_samples: n, the size of the whole data set; a batch of b counts n/b times.
+        sigma_squared: The noise variance of `"mse"`; a traced value differentiates.
+        vmap_over_data: Whether `model_fn` sees one example.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax.fsp import RBF
+        >>> model_fn = lambda input, params: params * input
+        >>> objective = fsp_objective(model_fn, RBF(), loss_fn="mse", num_total_samples=2)
+        >>> x = jnp.asarray([0.0, 1.0])
+        >>> print(f"{objective(jnp.asarray(1.0), (x, x), x):.3f}")
+        2.629
+    """
+    if num_total_samples < 1:
+        raise ValueError(f"num_total_samples must be at least 1; got {num_total_samples}")
+    likelihood = as_likelihood(loss_fn)
+    check_noise(likelihood, sigma_squared)
+    model = Model(model_fn, vmap_over_data)
+    return FSPObjective(as_prior(prior), sigma_squared, model, likelihood, num_total_samples)
+
+
+def check_noise(likelihood: Likelihood, sigma_squared: Any) -> None:
+    """A noise variance is positive, and belongs to a likelihood that has noise."""
+    if not is_concrete(sigma_squared):
+        return
+    value = float(sigma_squared)
+    if not value > 0:
+        raise ValueError(f"sigma_squared must be positive; got {value}")
+    if value != 1.0 and not likelihood.has_noise:
+        raise ValueError(
+            f"sigma_squared is the noise variance of loss_fn='mse'; this likelihood "
+            f"({likelihood.name}) has none"
+        )
+
+
+class Trained(NamedTuple):
+    """What `train` returns. `history` holds `nll` and `norm` (half the squared RKHS norm)."""
+
+    params: PyTree
+    history: dict[str, jax.Array]
+
+
+def train(
+    objective: FSPObjective,
+    params: PyTree,
+    data: Any,
+    *,
+    context: Context | PyTree,
+    key: jax.Array,
+    num_steps: int = 1000,
+    batch_size: int | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    progress: bool | None = None,
+) -> Trained:
+    """Train a network under a prior on its function (Algorithm 1 of FSP-Laplace).
+
+    Args:
+        objective: From `fsp_objective`.
+        params: Where training starts.
+        data: As in `laplace`. A loader's batches are taken as they come.
+        context: A function of a key, called anew for every step
+            (`lambda key: uniform(50, box, key)`), fixed points, or `"batch"`: the inputs of the
+            step's batch.
+        key: Seeds batches and context points.
+        num_steps: Steps of the optimiser.
+        batch_size: Examples per step; None takes all of them.
+        optimizer: Any optax transformation; by default Adam, 1e-2 with a cosine decay to zero.
+        progress: Show a progress bar; by default when a terminal is attached.
+
+    Returns:
+        The trained parameters, and the history of both parts of the objective.
+    """
+    _check_counts(num_steps, batch_size)
+    model = objective.model
+    problem = make_problem(
+        model.fn, params, data, objective.likelihood, vmap_over_data=model.vmap_over_data
+    )
+    optimiser = optimizer or optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
+    draw = _context_sampler(context)
+    params = problem.params
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        state = optimiser.init(params)
+    step = _make_step(optimiser)
+    batch_key, context_key = jax.random.split(key)
+    batches = _batches(problem.data, batch_size, batch_key)
+    bar: Any = progress_bar(range(num_steps), num_steps, "fsp training", progress)
+    history = []
+    for i in bar:
+        batch = next(batches)
+        points = batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
+        params, state, parts = step(objective, params, state, batch, points)
+        history.append(parts)
+        if i == 0 or (i + 1) % 100 == 0 or i + 1 == num_steps:
+            _check_progress(parts, objective, points, problem.output.shape, i)
+            if hasattr(bar, "set_postfix"):
+                bar.set_postfix(nll=float(parts[0]), norm=float(parts[1]))
+    nll, norm = (jnp.stack(values) for values in zip(*history, strict=True))
+    return Trained(params, {"nll": nll, "norm": norm})
+
+
+def _check_counts(num_steps: int, batch_size: int | None) -> None:
+    if num_steps < 1 or (batch_size is not None and batch_size < 1):
+        raise ValueError(
+            f"num_steps and batch_size must be at least 1; got {num_steps}, {batch_size}"
+        )
+
+
+def _context_sampler(context: Context | PyTree) -> Context | None:
+    if isinstance(context, str):
+        if context != "batch":
+            raise ValueError(
+                f"context={context!r}: the only name is 'batch'; else hand over points, or a "
+                "function of a key such as lambda key: uniform(50, box, key)"
+            )
+        return None
+    if callable(context):
+        return context
+    return lambda key: context
+
+
+def _batches(data: Batch | Loader, size: int | None, key: jax.Array) -> Iterator[Batch]:
+    """Shuffled batches of one size, pass after pass; or a loader's own."""
+    if isinstance(data, Loader):
+        data.require_passes("training")
+        while True:
+            yield from data
+    count = data.num_examples
+    if size is None or size >= count:
+        while True:
+            yield data
+    epoch = 0
+    while True:
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), count)
+        for start in range(0, count - size + 1, size):  # a ragged rest comes in another epoch
+            chosen = order[start : start + size]
+            yield jax.tree.map(lambda x, at=chosen: x[at], data)
+        epoch += 1
+
+
+def _make_step(optimiser: optax.GradientTransformation) -> Callable[..., Any]:
+    @jax.jit
+    def step(
+        objective: FSPObjective, params: PyTree, state: PyTree, batch: Batch, points: PyTree
+    ) -> tuple[PyTree, PyTree, tuple[jax.Array, jax.Array]]:
+        def value(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            parts = objective.parts(params, batch, points)
+            return parts[0] + parts[1], parts
+
+        gradient, parts = jax.grad(value, has_aux=True)(params)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, state = optimiser.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, parts
+
+    return step
+
+
+def _check_progress(
+    parts: tuple[jax.Array, jax.Array],
+    objective: FSPObjective,
+    points: PyTree,
+    output: tuple[int, ...],
+    step: int,
+) -> None:
+    """Training that went wrong stops, and says which part did."""
+    if bool(jnp.isfinite(parts[0])) and bool(jnp.isfinite(parts[1])):
+        return
+    if not bool(jnp.isfinite(parts[1])):
+        check_positive_definite(objective.prior, points, math.prod(output))
+    raise ValueError(
+        f"training diverged by step {step + 1}: negative log-likelihood {float(parts[0]):.4g}, RKHS "
+        f"term {float(parts[1]):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), or a "
+        "larger jitter of the prior, tames it."
+    )
+

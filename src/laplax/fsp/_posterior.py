@@ -1,0 +1,303 @@
+"""`fsp_laplace`: the posterior of a network under a Gaussian-process prior on its function."""
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._api import _resolve, finish, make_operator
+from .._data import Batch, fold
+from .._model import Model
+from .._problem import make_problem
+from .._tree import ParamSpace, PyTree
+from ..curvature._kinds import Curvature
+from ..curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
+from ..estimators._full import GIB, _eigenpairs, total_memory
+from ..likelihoods import Likelihood
+from ..posterior import CurvEstimate, PosteriorFn
+from ..pushforward._moments import map_chunks
+from ..structures import FunctionSpace
+from ..structures._function_space import Core
+from ..subset import Subset
+from ._checks import FSPWarning, check_context, check_kernels, warn_if_uncovered
+from ._kernel_matrix import Decomposition, KernelMatrix, decompose
+from ._kernels import gram_diagonal
+from ._prior import GPPrior, as_prior
+
+DEFAULT_RANK = 256
+
+
+def fsp_laplace(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    loss_fn: str | Likelihood | Callable,
+    prior: GPPrior | Callable[..., Any],
+    context: PyTree,
+    rank: int | None = None,
+    curvature: str | Curvature = "ggn",
+    subset: Subset = None,
+    vmap_over_data: bool = True,
+    num_total_samples: int | None = None,
+    batch_size: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    key: jax.Array | None = None,
+    progress: bool | None = None,
+) -> tuple[PosteriorFn, CurvEstimate]:
+    """Fit a Laplace approximation under a Gaussian-process prior (Algorithm 2 of FSP-Laplace).
+
+    Args:
+        model_fn: `model_fn(input, params)`, as in `laplace`.
+        params: Weights trained with `fsp_objective`.
+        data: Training data, as in `laplace`.
+        loss_fn: As in `laplace`.
+        prior: A `GPPrior`, or a kernel.
+        context: Where the prior is imposed: inputs along the first axis. They should cover the
+            region in which predictions are made; `laplax.fsp.context` has ways to make them.
+        rank: Products with the kernel matrix, at most, for each output; fewer are made once they
+            hold all but the jitter. None is 256, or the number of context points if smaller.
+        curvature: As in `laplace`.
+        subset: As in `laplace`.
+        vmap_over_data: As in `laplace`.
+        num_total_samples: As in `laplace`.
+        batch_size: As in `laplace`.
+        memory_budget: Bytes of temporaries; a kernel matrix that is larger is never formed.
+        key: Seeds fresh directions after a breakdown of Lanczos, `jax.random.key(0)` if not given.
+        progress: Show progress bars; by default when a terminal is attached.
+
+    Returns:
+        `posterior_fn` and the curvature estimate, as from `laplace`. Prior arguments are
+        `sigma_squared`, `temperature`, and `prior_prec`, which multiplies the precision of the
+        Gaussian process (one if not given); nothing is refitted when they change.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax.fsp import GPPrior, Linear, context
+        >>> x = jnp.linspace(0.0, 1.0, 5)
+        >>> model_fn = lambda input, params: params * input
+        >>> posterior_fn, _ = fsp_laplace(
+        ...     model_fn,
+        ...     jnp.asarray(2.0),
+        ...     (x, 2 * x),
+        ...     loss_fn="mse",
+        ...     prior=GPPrior(Linear(variance=0.5)),
+        ...     context=context.grid(4, (0.0, 1.0)),
+        ... )
+        >>> print(f"{posterior_fn({'sigma_squared': 1.0}).variance():.3f}")  # 1 / (2 + sum x^2)
+        0.258
+    """
+    measured, _ = _resolve(curvature, "full", {})
+    checked = as_prior(prior)
+    problem = make_problem(
+        model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
+    )
+    points = check_context(context, problem)
+    outputs = math.prod(problem.output.shape)
+    check_kernels(checked, points, problem.output.shape)
+    operator = dataclasses.replace(
+        make_operator(problem, measured, subset),
+        num_total_samples=num_total_samples,
+        batch_size=batch_size,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
+    count = jax.tree.leaves(points)[0].shape[0]
+    steps = _check_rank(rank, count)
+    _check_memory(operator, steps * outputs, steps)
+    operator.require_passes("fsp_laplace")
+    warn_if_uncovered(points, problem.first.input)
+    view = _View(operator, points, memory_budget)
+    chosen = jax.random.key(0) if key is None else key
+    structure, diagnostics = _fit(view, checked, steps, chosen)
+    return finish(problem, operator, structure, diagnostics)
+
+
+def _check_rank(rank: int | None, count: int) -> int:
+    if rank is None:
+        return min(DEFAULT_RANK, count)
+    if rank < 1:
+        raise ValueError(f"rank must be at least 1; got {rank}")
+    if rank > count:
+        raise ValueError(
+            f"rank={rank} is more than the {count} context points: the prior has no more "
+            "directions than points. Lower rank, or add context points."
+        )
+    return rank
+
+
+def _check_memory(operator: CurvatureOperator, columns: int, rank: int) -> None:
+    # The images of L, their orthonormal basis, and G times it are alive together.
+    need = 3 * columns * operator.size * operator.space.dtype.itemsize
+    have = 0.5 * total_memory()
+    if need > have:
+        raise ValueError(
+            f"fsp_laplace with {columns} directions of {operator.size:,} parameters may need "
+            f"{need / GIB:.1f} GiB; allowed is {have / GIB:.1f} GiB, half of this machine. What "
+            f"fits: rank={max(1, int(rank * have / need))}, or subset='last_layer'."
+        )
+
+
+class _View:
+    """The linearised network at the context points."""
+
+    def __init__(self, operator: CurvatureOperator, points: PyTree, memory_budget: int) -> None:
+        self.operator, self.points, self.memory_budget = operator, points, memory_budget
+        self.local, self.space = operator.local, operator.space
+        self.count = jax.tree.leaves(points)[0].shape[0]
+
+    @property
+    def _args(self) -> tuple[Model, ParamSpace, PyTree, PyTree]:
+        return self.local.model, self.space, self.local.params, self.points
+
+    def outputs(self) -> jax.Array:
+        """f(C), (n, *out)."""
+        model, _, params, points = self._args
+        return _outputs(model, params, points)
+
+    def push(self, V: jax.Array) -> jax.Array:
+        """J(C) v for the rows of V (k, P): (n, C, k)."""
+        each = self.operator.cost.activation_bytes * (1 + 2 * V.shape[0])
+        size = min(self.count, max(1, self.memory_budget // each))
+        return _push(*self._args[:2], size, *self._args[2:], V)
+
+    def pull(self, L: jax.Array, direction: jax.Array) -> jax.Array:
+        """J(C)^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
+        chunking = self.operator.chunking(
+            self.operator.cost.activation_bytes * (1 + 2 * L.shape[1])
+        )
+        index = jnp.arange(self.count, dtype=jnp.int32)
+        batch = Batch(self.points, index, None, index)
+        total = jnp.zeros((L.shape[1], self.space.size), self.space.dtype)
+        return fold(_add_pull, total, batch, chunking, self.local, L, direction)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
+    return model.batch(points, params)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _push(
+    model: Model, space: ParamSpace, size: int, params: PyTree, points: PyTree, V: jax.Array
+) -> jax.Array:
+    directions = space.unflatten(V)
+
+    def chunk(part: PyTree) -> jax.Array:
+        _, push = jax.linearize(lambda p: model.batch(part, p), params)
+        moved = jax.vmap(push)(directions)  # (k, n, *out)
+        return jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1).astype(space.dtype)
+
+    return map_chunks(chunk, points, size)
+
+
+def _add_pull(
+    total: jax.Array, batch: Batch, local: LocalCurvature, L: jax.Array, direction: jax.Array
+) -> jax.Array:
+    f, pull = jax.vjp(lambda p: local.model.batch(batch.input, p), local.params)
+
+    def one(column: jax.Array) -> PyTree:
+        cotangent = column[:, None] * direction
+        return pull(cotangent.reshape(f.shape).astype(f.dtype))[0]
+
+    return total + local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
+
+
+def _fit(
+    view: _View, prior: GPPrior, rank: int, key: jax.Array
+) -> tuple[FunctionSpace, dict[str, Any]]:
+    """The steps of the algorithm, in the order of docs/math.md."""
+    f = view.outputs()
+    dtype, outputs = view.space.dtype, math.prod(f.shape[1:])
+    parts, rotation = prior.components(outputs)
+    W = jnp.eye(outputs, dtype=dtype) if rotation is None else rotation.astype(dtype)
+    noise = prior.noise(view.points, outputs, dtype)
+    starts = view.push(jnp.ones((1, view.space.size), dtype))[..., 0] @ W
+    matrices: dict[int, tuple[KernelMatrix, jax.Array]] = {}
+    found: list[Decomposition] = []
+    for i, part in enumerate(parts):
+        if id(part.kernel) not in matrices:
+            matrix = KernelMatrix(part.kernel, view.points, dtype, view.memory_budget)
+            diagonal = gram_diagonal(part.kernel, view.points).astype(dtype)
+            matrices[id(part.kernel)] = matrix, diagonal
+        start = _start(starts[:, i], jax.random.fold_in(key, i))
+        known = (part, *matrices[id(part.kernel)], noise, start, rank)
+        found.append(decompose(*known, key, view.operator.progress))
+    _warn_if_short(found, rank)
+    rows = [view.pull(d.inverse_root, W[:, i]) for i, d in enumerate(found)]
+    basis, values = _span(jnp.concatenate(rows))
+    del rows
+    seen = view.push(basis.T)  # J(C) U
+    residual = f - prior.mean_at(view.points, f.shape[1:], f.dtype)
+    residual = residual.reshape(view.count, -1).astype(dtype) @ W
+    product = view.operator.mm(basis.T) @ basis
+    core = Core(
+        curvature=(product + product.T) / 2,
+        prior=jnp.diag(values) + _outside(found, jnp.einsum("ncr,ci->inr", seen, W)),
+        context=seen.reshape(-1, seen.shape[-1]),
+        bound=(prior.variance(view.points, outputs).astype(dtype) + noise).reshape(-1),
+    )
+    norm = sum((d.squared_norm(residual[:, i]) for i, d in enumerate(found)), jnp.zeros((), dtype))
+    return FunctionSpace(basis, core, norm), _diagnose(core, found, noise)
+
+
+def _start(v: jax.Array, key: jax.Array) -> jax.Array:
+    """J(C) 1, or a random vector where the output does not depend on the parameters that way."""
+    norm = jnp.linalg.norm(v)
+    return jnp.where(norm > 0, v, jax.random.normal(key, v.shape, v.dtype))
+
+
+def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """U and D^2 of the thin SVD; directions that are rounding errors are left out."""
+    pairs = _eigenpairs(rows)
+    singular = jnp.sqrt(pairs.eigenvalues)
+    kept = singular > max(rows.shape) * jnp.finfo(rows.dtype).eps * singular[0]
+    rank = max(1, int(jnp.sum(kept)))
+    if not bool(jnp.isfinite(singular[0])) or float(singular[0]) == 0:
+        raise ValueError(
+            "the network's Jacobian at the context points is zero or not finite: its function "
+            "there does not depend on the parameters"
+        )
+    return pairs.basis[:, :rank], pairs.eigenvalues[:rank]
+
+
+def _outside(found: list[Decomposition], seen: jax.Array) -> jax.Array:
+    """U^T J^T (I - Q Q^T) J U / floor: the prior on what Lanczos left out."""
+    total = jnp.zeros((seen.shape[-1],) * 2, seen.dtype)
+    for d, g in zip(found, seen, strict=True):
+        rest = d.rest(g)
+        total = total + rest.T @ rest / d.floor
+    return total
+
+
+def _warn_if_short(found: list[Decomposition], rank: int) -> None:
+    captured = min(float(d.captured) for d in found)
+    if captured < 0.99:
+        warnings.warn(
+            f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance at "
+            "the context points; the rest counts as white noise. Raise rank, or use fewer context "
+            "points or a smoother kernel.",
+            FSPWarning,
+            stacklevel=4,
+        )
+
+
+def _diagnose(core: Core, found: list[Decomposition], noise: jax.Array) -> dict[str, Any]:
+    """At unit noise and unit prior precision; a posterior has its own in `.precision.posterior`."""
+    one = jnp.ones((), core.prior.dtype)
+    posterior = core.posterior(one, one)
+    return {
+        "spectrum": posterior.spectrum,
+        "dropped": posterior.dropped,
+        "slack": posterior.slack,
+        "captured": jnp.stack([d.captured for d in found]),
+        "num_products": tuple(d.values.size for d in found),
+        "jitter": noise,
+    }
+
+

@@ -1,0 +1,215 @@
+"""A Gaussian-process prior on the network's function."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._linalg import eigh
+from .._tree import PyTree, is_concrete, leaf_names, pytree, static
+from ._kernels import Kernel, KernelFn, gram, gram_diagonal, opaque
+
+
+class Component(NamedTuple):
+    """One of C independent processes: `scale` times `kernel`."""
+
+    scale: jax.Array
+    kernel: KernelFn
+
+    def matrix(self, x: PyTree, y: PyTree | None = None) -> jax.Array:
+        """Its covariance between inputs, (n, m)."""
+        K = gram(self.kernel, x, y)
+        return self.scale.astype(K.dtype) * K
+
+    def diagonal(self, x: PyTree) -> jax.Array:
+        """Its variance at inputs, (n,)."""
+        k = gram_diagonal(self.kernel, x)
+        return self.scale.astype(k.dtype) * k
+
+
+@pytree
+class GPPrior:
+    """GP(mean, kernel) on the outputs of a network.
+
+    Args:
+        kernel: A callable k(x, x') of two inputs: one of `laplax.fsp`, of another library, or a
+            function. Shared by all outputs; a tuple has one kernel per output.
+        mean: A number, or a callable of one input that returns an array like the output.
+        coregionalisation: A (C, C) covariance of the outputs at one input: the process is then
+            B (x) k.
+        jitter: What is added to the diagonal of a kernel matrix, relative to its mean. It is a part
+            of the prior: white noise of that variance. None is 1e-6 in float64, 1e-4 in float32.
+
+    Example:
+        >>> prior = GPPrior(2.0 * Matern52(length_scale=0.3) + Linear())
+        >>> print(prior.variance(jnp.asarray([0.0, 1.0]), outputs=1)[:, 0])
+        [2. 3.]
+    """
+
+    kernel: Any
+    mean: Any = 0.0
+    coregionalisation: Any = None
+    jitter: float | None = static(default=None)
+
+    def __post_init__(self) -> None:
+        kernel = self.kernel
+        wrapped = tuple(map(opaque, kernel)) if isinstance(kernel, tuple | list) else opaque(kernel)
+        object.__setattr__(self, "kernel", wrapped)
+        object.__setattr__(self, "mean", opaque(self.mean))
+
+    def components(self, outputs: int) -> tuple[tuple[Component, ...], jax.Array | None]:
+        """C independent processes g, and the rotation W with f = W g (None: the identity)."""
+        if isinstance(self.kernel, tuple):
+            if len(self.kernel) != outputs:
+                raise ValueError(
+                    f"the prior has {len(self.kernel)} kernels, one per output; the model has "
+                    f"{outputs} output(s)"
+                )
+            return tuple(Component(jnp.ones(()), k) for k in self.kernel), None
+        if self.coregionalisation is None:
+            return (Component(jnp.ones(()), self.kernel),) * outputs, None
+        matrix = jnp.asarray(self.coregionalisation)
+        if matrix.shape != (outputs, outputs):
+            raise ValueError(
+                f"coregionalisation must have shape ({outputs}, {outputs}), one row per output of "
+                f"the model; got {matrix.shape}"
+            )
+        values, vectors = eigh((matrix + matrix.T) / 2)
+        scales = jnp.maximum(values, 0)
+        return tuple(Component(s, self.kernel) for s in scales), vectors
+
+    def covariance(self, x: PyTree, outputs: int, y: PyTree | None = None) -> jax.Array:
+        """The covariance of all outputs between inputs, (n, C, m, C). No jitter."""
+        parts, rotation = self.components(outputs)
+        blocks = jnp.stack([part.matrix(x, y) for part in parts])  # (C, n, m)
+        W = jnp.eye(outputs, dtype=blocks.dtype)
+        W = W if rotation is None else rotation.astype(blocks.dtype)
+        return jnp.einsum("ci,inm,di->ncmd", W, blocks, W)
+
+    def variance(self, x: PyTree, outputs: int) -> jax.Array:
+        """The variance of every output at inputs, (n, C). No jitter."""
+        parts, rotation = self.components(outputs)
+        variances = jnp.stack([part.diagonal(x) for part in parts], axis=-1)
+        if rotation is None:
+            return variances
+        return variances @ jnp.square(rotation.astype(variances.dtype)).T
+
+    def mean_at(self, x: PyTree, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """The mean at inputs, (n, *shape of one output)."""
+        count = jax.tree.leaves(x)[0].shape[0]
+        if not callable(self.mean):
+            return jnp.full((count, *shape), jnp.asarray(self.mean).astype(dtype))
+        mean = jax.vmap(self.mean)(x)
+        if mean.shape != (count, *shape):
+            raise ValueError(
+                f"the prior's mean returns shape {mean.shape[1:]} for one input; the model's "
+                f"output has shape {shape}"
+            )
+        return mean.astype(dtype)
+
+    def whitened(self, residual: jax.Array, x: PyTree) -> jax.Array:
+        """C^-1 r per component with K + jitter = C C^T: (n, C outputs) to the same shape.
+
+        Its squares add up to the squared RKHS norm of a function with these residuals. A kernel
+        that is not positive definite gives NaN.
+        """
+        from .._linalg import cholesky, solve_triangular
+
+        parts, rotation = self.components(residual.shape[1])
+        if rotation is not None:
+            residual = residual @ rotation.astype(residual.dtype)
+        white = []
+        noise = self.noise(x, residual.shape[1], residual.dtype)
+        for i, part in enumerate(parts):
+            factor = cholesky(add_noise(part.matrix(x).astype(residual.dtype), noise))
+            white.append(solve_triangular(factor, residual[:, i]))
+        return jnp.stack(white, axis=-1)
+
+    def noise(self, x: PyTree, outputs: int, dtype: Any) -> jax.Array:
+        """The jitter as a variance: relative to the mean prior variance at x."""
+        return jnp.asarray(self.relative_jitter(dtype), dtype) * jnp.mean(
+            self.variance(x, outputs)
+        ).astype(dtype)
+
+    def relative_jitter(self, dtype: Any) -> float:
+        """The jitter relative to the prior's variance."""
+        if self.jitter is not None:
+            return self.jitter
+        return 1e-6 if jnp.finfo(dtype).bits > 32 else 1e-4
+
+
+def add_noise(K: jax.Array, noise: jax.Array) -> jax.Array:
+    """K + noise I."""
+    return K + noise * jnp.eye(K.shape[0], dtype=K.dtype)
+
+
+def as_prior(prior: Any) -> GPPrior:
+    """A `GPPrior`, or a bare kernel as one with mean zero; hyperparameters are checked."""
+    if isinstance(prior, GPPrior):
+        checked = prior
+    elif callable(prior):
+        checked = GPPrior(prior)
+    else:
+        raise TypeError(
+            f"prior must be a GPPrior or a kernel k(x, x'); got {type(prior).__name__}. For "
+            "example: GPPrior(Matern52(length_scale=0.5))"
+        )
+    check_hyperparameters(checked)
+    return checked
+
+
+def check_hyperparameters(prior: GPPrior) -> None:
+    """Finite everywhere, positive in this library's kernels, when the values are known."""
+    if prior.jitter is not None and not 0 < prior.jitter < math.inf:
+        raise ValueError(f"jitter must be positive; got {prior.jitter}")
+    if not is_concrete(prior):
+        return
+    names, leaves = leaf_names(prior), jax.tree.leaves(prior)
+    for name, leaf in zip(names, leaves, strict=True):
+        if not bool(jnp.all(jnp.isfinite(jnp.asarray(leaf)))):
+            raise ValueError(f"the prior's hyperparameter {name!r} is NaN or infinite: {leaf}")
+    kernels = prior.kernel if isinstance(prior.kernel, tuple) else (prior.kernel,)
+    for kernel in kernels:
+        if not isinstance(kernel, Kernel):
+            continue
+        for name, leaf in zip(leaf_names(kernel), jax.tree.leaves(kernel), strict=True):
+            if not bool(jnp.all(jnp.asarray(leaf) > 0)):
+                raise ValueError(f"the kernel's {name!r} must be positive; got {leaf}")
+    if prior.coregionalisation is not None:
+        _check_coregionalisation(jnp.asarray(prior.coregionalisation))
+
+
+def _check_coregionalisation(matrix: jax.Array) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"coregionalisation must be a square matrix; got shape {matrix.shape}")
+    if not bool(jnp.allclose(matrix, matrix.T)):
+        raise ValueError("coregionalisation must be symmetric")
+    smallest = float(eigh(matrix)[0][0])
+    if smallest < -1e-6 * float(jnp.trace(matrix)):
+        raise ValueError(
+            f"coregionalisation must be positive semi-definite; smallest eigenvalue {smallest:.3g}"
+        )
+
+
+def check_positive_definite(prior: GPPrior, x: PyTree, outputs: int) -> None:
+    """Raise if a kernel matrix with its jitter is not positive definite; say what would mend it."""
+    parts, _ = prior.components(outputs)
+    unique: dict[int, Callable[..., Any]] = {id(p.kernel): p.kernel for p in parts}
+    for kernel in unique.values():
+        K = gram(kernel, x)
+        if not bool(jnp.all(jnp.isfinite(K))):
+            raise ValueError("the kernel is NaN or infinite at some pair of context points")
+        size = float(jnp.max(jnp.abs(K)))
+        if float(jnp.max(jnp.abs(K - K.T))) > 1e-3 * size:
+            raise ValueError("the kernel is not symmetric: k(x, x') differs from k(x', x)")
+        smallest, mean = float(eigh(K)[0][0]), float(jnp.mean(jnp.diagonal(K)))
+        jitter = prior.relative_jitter(K.dtype)
+        if not mean > 0 or smallest + jitter * mean <= 0:
+            mend = f"jitter={2 * abs(smallest) / mean:.1e}" if mean > 0 else "another kernel"
+            raise ValueError(
+                f"the kernel is not positive definite on the {K.shape[0]} context points: smallest "
+                f"eigenvalue {smallest:.3g}, jitter {jitter:.1e} times the mean variance "
+                f"{mean:.3g}. {mend} would mend it: GPPrior(kernel, jitter=...)"
+            )
