@@ -15,6 +15,7 @@ import cases
 import laplax
 from laplax import CalibrationWarning, GradientDescent, GridSearch, metrics
 from laplax.calibration import Method, Trace, _methods, _objectives
+from laplax.calibration._table import Table, tabulate
 
 GRID = [1e-2, 0.3, 2.0, 10.0, 500.0]
 FITS = {"full": {}, "diagonal": {}, "lanczos": {"rank": 5}}
@@ -342,10 +343,8 @@ def test_jacobians_projected_in_chunks_give_the_same_values(monkeypatch, name, p
     np.testing.assert_allclose(chunks.values, whole.values, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_projections_that_do_not_fit_the_memory_are_not_kept(monkeypatch, name):
-    options = {"calibration_objective": "nll"}
-    kept = search("mse", name, **options)[1].trace
+def objectives_without_memory(monkeypatch):
+    """From here on no projection fits; the list fills with what objectives hold instead."""
     seen, make = [], _objectives.PredictiveObjective
 
     def watched(predictive, projection, *rest):
@@ -354,9 +353,51 @@ def test_projections_that_do_not_fit_the_memory_are_not_kept(monkeypatch, name):
 
     monkeypatch.setattr(_objectives, "STORE_LIMIT", 0)
     monkeypatch.setattr(_objectives, "PredictiveObjective", watched)
-    anew = search("mse", name, **options)[1].trace
+    return seen
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_covariances_that_do_not_fit_the_memory_are_not_kept(monkeypatch, name):
+    options = {"calibration_objective": "nll", "predictive_type": "mean_field_2"}
+    kept = search("cross_entropy", name, **options)[1].trace
+    seen = objectives_without_memory(monkeypatch)
+    anew = search("cross_entropy", name, **options)[1].trace
     assert seen == [None]
     np.testing.assert_allclose(anew.values, kept.values, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_variances_that_do_not_fit_the_memory_are_kept_in_a_table(monkeypatch, name):
+    options = {"calibration_objective": "nll"}
+    kept = search("mse", name, **options)[1].trace
+    seen = objectives_without_memory(monkeypatch)
+    table = search("mse", name, **options)[1].trace
+    assert [type(projection) for projection in seen] == [Table]
+    np.testing.assert_allclose(table.values, kept.values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("c", [1.0, 25.0])
+def test_a_table_of_variances_between_its_nodes(name, c):
+    posterior_fn = fit("mse", name)[0].spectral()
+    J = cases.random(5, 3, posterior_fn.space.size, seed=3)
+    exact = posterior_fn.structure.project(J)
+    table, c = tabulate(exact), jnp.asarray(c)
+    for tau in np.geomspace(1e-8, 1e10, 101) * c:  # the last ones lie beyond the table
+        wanted = exact.marginal(c, jnp.asarray(tau))
+        np.testing.assert_allclose(table.marginal(c, jnp.asarray(tau)), wanted, rtol=1e-4)
+
+    def total(projection, log_tau):
+        return jnp.sum(jnp.log(projection.marginal(c, jnp.exp(log_tau))))
+
+    for log_tau in (-5.0, 0.1, 4.0):
+        slope = jax.grad(total, argnums=1)
+        np.testing.assert_allclose(slope(table, log_tau), slope(exact, log_tau), rtol=2e-3)
+
+
+def test_a_table_takes_outputs_that_do_not_move():
+    exact = fit("mse", "full")[0].spectral().structure.project(jnp.zeros((2, 3, 27)))
+    assert np.all(np.asarray(tabulate(exact).marginal(jnp.ones(()), jnp.asarray(0.3))) < 1e-300)
 
 
 @pytest.mark.parametrize("method", ["grid_search", GradientDescent(num_steps=3)])

@@ -24,6 +24,7 @@ from ..pushforward._fields import Moments, Recipe, make_fields
 from ..pushforward._moments import chunk_size, jacobian_for
 from ..pushforward._predictive import predict
 from ..structures import Projection, Structure
+from ._table import tabulate
 
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
@@ -156,9 +157,13 @@ def _project_chunk(
 def _project(
     predictive: SetProbPredictive, model: Model, input: PyTree, count: int, fields: tuple[str, ...]
 ) -> Projection | None:
-    """Chunk by chunk under the memory budget; None if even the projections would not fit."""
+    """Chunk by chunk under the memory budget.
+
+    Where the projections of all examples would not fit, a table of their variances takes their
+    place; a covariance has no table, and None says so.
+    """
     posterior_fn = predictive.posterior_fn
-    structure, parts, held = posterior_fn.structure, [], 0
+    structure, parts, tables = posterior_fn.structure, [], False
     size = chunk_size(
         predictive.recipe,
         structure,
@@ -171,10 +176,13 @@ def _project(
     )
     for start in range(0, count, size):
         chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
-        parts.append(_project_chunk(model, posterior_fn, structure, chunk))
-        held += sum(leaf.nbytes for leaf in jax.tree.leaves(parts[-1]))
-        if held > STORE_LIMIT:
-            return None
+        part: Projection = _project_chunk(model, posterior_fn, structure, chunk)
+        if start == 0:
+            held = sum(leaf.nbytes for leaf in jax.tree.leaves(part))
+            tables = held * math.ceil(count / size) > STORE_LIMIT
+            if tables and predictive.recipe.needs_cov(fields):
+                return None
+        parts.append(tabulate(part) if tables else part)
     return parts[0].join(parts[1:]) if len(parts) > 1 else parts[0]
 
 
