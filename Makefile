@@ -14,7 +14,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/python -m laplax demo --out out/demo
 
 # One worker per core; LAPACK's own threads would only fight over them.
 test: $(VENV)/.installed

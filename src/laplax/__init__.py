@@ -29,6 +29,8 @@ from .posterior import Posterior as Posterior
 from .posterior import PosteriorFn as PosteriorFn
 from .pushforward import Prediction as Prediction
 from .pushforward import predictive as predictive
+from .report import Report as Report
+from .report import report as report
 from .subset import largest_magnitude as largest_magnitude
 from .subset import largest_variance as largest_variance
 

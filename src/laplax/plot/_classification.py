@@ -46,7 +46,7 @@ def reliability_diagram(
     examples, confidence, correct = bins
     total, filled = examples.sum(), examples > 0
     error = np.abs(correct - confidence).sum() / total
-    if curve == 0 or not axes.lines:
+    if "calibrated" not in axes.get_legend_handles_labels()[1]:
         axes.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1, label="calibrated")
     x, y = confidence[filled] / examples[filled], correct[filled] / examples[filled]
     tint, marker = color(curve), MARKERS[curve % len(MARKERS)]

@@ -68,7 +68,9 @@ def spectrum(
     rest = values.size - positive.size
     name = f"{label} ({rest} at zero)" if rest else label
     line: Any = LINES[curve % len(LINES)]
-    axes.plot(np.arange(1, positive.size + 1), positive, line, color=color(curve), label=name)
+    axes.plot(
+        np.arange(1, positive.size + 1), positive, linestyle=line, color=color(curve), label=name
+    )
     if threshold is not None:
         axes.axhline(float(threshold), color=color(curve), linestyle=line, linewidth=0.6)
     axes.set(yscale="log", xlabel="rank of the value", ylabel="curvature")

@@ -23,6 +23,9 @@ def calibration_curve(
 ) -> "Axes":
     """The objective over the prior precision, with the chosen point marked.
 
+    Far from the best point an objective can be larger by orders of magnitude; what lies beyond
+    three times the middle distance from it is cut at the frame.
+
     Args:
         trace: `set_prob_predictive.trace`, from `laplax.calibration`. A grid is drawn as a curve;
             a descent, which changes other hyperparameters too, as its path.
@@ -62,7 +65,15 @@ def calibration_curve(
     )
     name = "log marginal likelihood [nat]" if evidence else objective.replace("_", " ")
     axes.set(xscale="log", xlabel="prior precision", ylabel=name)
+    axes.set_ylim(*_frame(y[finite], float(y[best])))
     grid(axes)
     if legend:
         legend_below(axes)
     return axes
+
+
+def _frame(y: np.ndarray, best: float) -> tuple[float, float]:
+    reach = 3 * float(np.median(np.abs(y - best))) or 1.0
+    low, high = max(float(y.min()), best - reach), min(float(y.max()), best + reach)
+    pad = 0.08 * (high - low) or 1.0
+    return low - pad, high + pad

@@ -103,10 +103,11 @@ def grid(ax: "Axes", axis: str = "both") -> None:
 
 def plain_log_ticks(ax: "Axes") -> None:
     """Few plain numbers on a logarithmic axis: below a decade the default ones overlap."""
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = ax.get_xlim()
     if high < 100 * low:
-        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        near = high < 5 * low
+        ax.xaxis.set_major_locator(MaxNLocator(5) if near else LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter(FormatStrFormatter("%.3g"))
     ax.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,39 @@
+"""What the commands share: options, help with examples, errors of one line."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(Exception):
+    """A mistake on the command line: one line, exit code 2."""
+
+
+def formatted(description: str, examples: str) -> dict[str, Any]:
+    """Settings of a parser whose help ends with examples, as they are written."""
+    return {
+        "description": description,
+        "epilog": examples.strip("\n"),
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
+
+
+def add_common(parser: argparse.ArgumentParser, out: str) -> None:
+    """`--out`, `--seed`, `--progress`, `--traceback`."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(out),
+        metavar="DIR",
+        help=f"directory for what is written (default {out})",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (default 0)")
+    parser.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="show progress bars (default: when a terminal is attached)",
+    )
+    parser.add_argument(
+        "--traceback", action="store_true", help="show where an error comes from, too"
+    )

@@ -1,0 +1,55 @@
+"""`laplax info`: what a bug report should say."""
+
+import argparse
+import os
+import platform
+from importlib import metadata
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..estimators._full import total_memory
+from ..report._tables import human_bytes
+from ._common import formatted
+
+ABOUT = "Print versions, devices, default precision, cores and memory: what a bug report needs."
+EXAMPLES = """
+examples:
+  laplax info
+  JAX_ENABLE_X64=1 laplax info
+"""
+PACKAGES = ("laplax", "jax", "jaxlib", "numpy", "optax", "matplotlib")
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "info", help="versions, devices, precision, memory", **formatted(ABOUT, EXAMPLES)
+    )
+    parser.add_argument(
+        "--traceback", action="store_true", help="show where an error comes from, too"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one fact per line."""
+    del args
+    facts = {name: _version(name) for name in PACKAGES}
+    facts["python"] = f"{platform.python_version()} ({platform.system()}, {platform.machine()})"
+    facts["devices"] = ", ".join(str(device) for device in jax.devices())
+    facts["precision"] = jnp.zeros(()).dtype.name
+    facts["cores"] = str(os.cpu_count())
+    facts["memory"] = human_bytes(int(total_memory()))
+    for name, value in facts.items():
+        print(f"{name:12}{value}")
+    return 0
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        extra = " (pip install 'laplax[plot]')" if name == "matplotlib" else ""
+        return f"not installed{extra}"

@@ -1,0 +1,182 @@
+"""`laplax report MODULE:ATTRIBUTE`: a report on a model of the user's."""
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._enums import check_names
+from ._common import UsageError, add_common, formatted
+
+NEEDED = ("model_fn", "params", "train", "test", "loss_fn")
+OPTIONAL = (
+    "calibration",
+    "ood",
+    "curvatures",
+    "subset",
+    "calibration_objective",
+    "calibration_method",
+    "vmap_over_data",
+    "title",
+)
+ABOUT = f"""Fit several curvatures to a trained model and write a report of tables and figures.
+
+MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
+or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
+
+  needed    {", ".join(NEEDED)}
+  optional  {", ".join(OPTIONAL[:4])},
+            {", ".join(OPTIONAL[4:])}
+
+model_fn(input, params) is the network for one input, params are its trained weights; train, test
+and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
+of laplax.report, whose documentation says what each may be.
+"""
+EXAMPLES = """
+examples:
+  laplax report my_project.model:problem --out out/report
+  laplax report my_model:load --data features.npz --curvature diagonal --curvature kfac
+
+my_model.py:
+  def load(data):
+      return {"model_fn": model_fn, "params": params, "loss_fn": "cross_entropy",
+              "train": (data["x_train"], data["y_train"]),
+              "test": (data["x_test"], data["y_test"])}
+"""
+
+
+def add_command(commands: Any) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "report", help="tables and figures for a model of yours", **formatted(ABOUT, EXAMPLES)
+    )
+    parser.add_argument("problem", metavar="MODULE:ATTRIBUTE", help="what the report is about")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE.npz", help="arrays for a function with one argument"
+    )
+    parser.add_argument(
+        "--curvature",
+        action="append",
+        metavar="NAME",
+        help="a curvature to fit; give it several times (default: full, diagonal, kfac, lanczos, "
+        "last_layer)",
+    )
+    add_common(parser, "out/report")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Find the problem, write the report, print its tables."""
+    from ..report import report
+    from ..report._report import output_directory
+
+    arrays = None if args.data is None else read_arrays(args.data)
+    problem = find_problem(args.problem, arrays)
+    if args.curvature:
+        problem["curvatures"] = args.curvature
+    model_fn, params = problem.pop("model_fn"), problem.pop("params")
+    output_directory(args.out)
+    made = report(model_fn, params, **problem, out=args.out, seed=args.seed, progress=args.progress)
+    print(f"{made}\n\n{made.html}: all of it on one page, with {len(made.pictures)} figures")
+    return 0
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; pickled objects, which could run code, are refused."""
+    if not path.is_file():
+        raise UsageError(f"--data: there is no file {str(path)!r}")
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            if not isinstance(found, np.lib.npyio.NpzFile):
+                raise UsageError(f"--data: {str(path)!r} holds one array, not an .npz of several")
+            return {name: found[name] for name in found.files}
+    except (ValueError, EOFError, OSError) as error:
+        raise UsageError(f"--data: {str(path)!r} is not an .npz file of arrays: {error}") from error
+
+
+def find_problem(spec: str, arrays: dict[str, np.ndarray] | None) -> dict[str, Any]:
+    """The arguments of `laplax.report` that `MODULE:ATTRIBUTE` stands for."""
+    found = _resolve(spec)
+    if not isinstance(found, Mapping) and not hasattr(found, "model_fn"):
+        if not callable(found) or isinstance(found, type):
+            raise UsageError(_wrong_type(spec, found))
+        found = _call(spec, found, arrays)
+    elif arrays is not None:
+        raise UsageError(f"--data: {spec} is no function, so nothing would read the file")
+    if isinstance(found, Mapping):
+        given = dict(found)
+        try:
+            check_names(given, (*NEEDED, *OPTIONAL), f"key in {spec}")
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    elif hasattr(found, "model_fn"):
+        given = {
+            name: getattr(found, name) for name in (*NEEDED, *OPTIONAL) if hasattr(found, name)
+        }
+    else:
+        raise UsageError(_wrong_type(f"what {spec} returns", found))
+    missing = [name for name in NEEDED if name not in given]
+    if missing:
+        raise UsageError(f"{spec} has no {missing[0]!r}; it needs: {', '.join(NEEDED)}")
+    return given
+
+
+def _resolve(spec: str) -> Any:
+    module_name, colon, attribute = spec.partition(":")
+    if not (module_name and colon and attribute):
+        raise UsageError(f"{spec!r} is not MODULE:ATTRIBUTE, for example my_project.model:problem")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise ImportError(f"{module_name} needs the module {missing!r}: {error}") from error
+        raise UsageError(
+            f"there is no module {missing!r} (looked in the current directory and the environment)"
+        ) from error
+    except Exception as error:  # a user's module may raise anything
+        raise ImportError(f"{module_name} fails when imported: {_said(error)}") from error
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            public = [key for key in vars(found) if not key.startswith("_")] if found else []
+            raise UsageError(
+                f"{module_name} has no attribute {name!r}; it has: {', '.join(public)}"
+            )
+        found = getattr(found, name)
+    return found
+
+
+def _call(spec: str, function: Any, arrays: dict[str, np.ndarray] | None) -> Any:
+    parameters = inspect.signature(function).parameters.values()
+    takes = len(parameters)
+    needs = sum(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters
+    )
+    if needs > 1 or (arrays is not None and takes == 0):
+        wanted = "one argument for --data" if arrays is not None else "none, or one for --data"
+        raise UsageError(f"{spec} takes {takes} arguments; a function here takes {wanted}")
+    if needs == 1 and arrays is None:
+        raise UsageError(f"{spec} takes an argument, the arrays of a file: add --data FILE.npz")
+    try:
+        return function() if arrays is None else function(arrays)
+    except Exception as error:  # a user's function may raise anything
+        raise ValueError(f"{spec} raised {_said(error)}") from error
+
+
+def _wrong_type(what: str, found: Any) -> str:
+    return (
+        f"{what} is a {type(found).__name__}; expected a dict, an object with a model_fn, or a "
+        "function that returns one"
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

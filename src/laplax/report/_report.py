@@ -1,0 +1,293 @@
+"""The call itself: check, fit every curvature, judge, draw, write."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .._data import progress_bar
+from .._enums import CalibrationObjective, as_member
+from .._tree import PyTree
+from ..calibration import EVIDENCE, Method
+from ..evidence import data_fit
+from ..likelihoods import Likelihood
+from ._figures import Drawing, figures_for
+from ._fit import Fitted, Refused, calibration_nll, fit_curvature, judge, predict_map
+from ._html import write_page
+from ._panels import Picture, draw
+from ._setting import (
+    CURVATURES,
+    Curvatures,
+    Setting,
+    all_inputs,
+    check_training,
+    held_out,
+    resolve_curvatures,
+)
+from ._tables import Table
+
+LOWER = ("rmse", "nll", "crps", "brier", "ece", "mce", "adaptive_ece", "fpr95")
+HIGHER = ("accuracy", "auroc")
+FIT_COLUMNS = {
+    "name": "curvature",
+    "parameters": "parameters",
+    "fit_seconds": "fit [s]",
+    "calibrate_seconds": "calibration [s]",
+    "structure_bytes": "structure",
+    "log_evidence": "log evidence",
+    "effective_parameters": "effective parameters",
+    "prior_prec": "prior precision",
+    "sigma_squared": "noise variance",
+    "note": "note",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Report:
+    """What a report found. `print(report)` shows the tables.
+
+    Attributes:
+        title: Its heading.
+        summary: Facts about the problem, name to value.
+        fits: One row per curvature; one that does not fit says why in `note`.
+        metrics: Test metrics, the MAP first.
+        coverage: How each leaf's curvature was computed, where an estimator says so.
+        shown: The curvature that figures of a single one show.
+        prior_arguments: The chosen hyperparameters by curvature.
+        pictures: The figures, with the paths of their files.
+        html: The page, if one was written.
+    """
+
+    title: str
+    summary: Mapping[str, str]
+    fits: Table
+    metrics: Table
+    coverage: Table
+    shown: str | None
+    prior_arguments: Mapping[str, Mapping[str, float]]
+    pictures: tuple[Picture, ...] = ()
+    html: Path | None = None
+
+    def __str__(self) -> str:
+        return f"{self.title}\n\n{self.fits}\n\n{self.metrics}"
+
+
+def report(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    *,
+    train: Any,
+    test: Any,
+    loss_fn: str | Likelihood | Callable,
+    calibration: Any = None,
+    ood: PyTree = None,
+    curvatures: Curvatures | None = None,
+    subset: Any = None,
+    calibration_objective: Any = EVIDENCE,
+    calibration_method: str | Method | None = None,
+    vmap_over_data: bool = True,
+    title: str = "Laplace approximations",
+    out: str | Path | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Report:
+    """Fit several curvatures, calibrate each, judge all against the MAP, and draw what fits.
+
+    Args:
+        model_fn: As for `laplax.laplace`, and so are `params`, `train`, `loss_fn`, `subset` and
+            `vmap_over_data`.
+        params: The trained weights.
+        train: Training data.
+        test: Data on which metrics are computed.
+        loss_fn: A likelihood for regression or classification.
+        calibration: Held-out data for objectives other than the evidence. By its NLL the
+            curvature is chosen that figures show; without it, by the evidence.
+        ood: Inputs from elsewhere, to be told apart by uncertainty.
+        curvatures: Names (`"last_layer"` is the full curvature of the last layer), or a mapping
+            from names to options of `laplax.laplace`. By default full, diagonal, KFAC, Lanczos
+            and, without a subset, the last layer.
+        subset: What is random, for every curvature that does not say so itself.
+        calibration_objective: As for `laplax.calibration`.
+        calibration_method: The same; by default gradient descent where a noise variance is to be
+            found too, else a grid.
+        vmap_over_data: Whether `model_fn` sees one example.
+        title: The heading of the page.
+        out: A directory for `report.html` and the figures as PNG and SVG; None writes nothing and
+            draws nothing.
+        seed: Seeds the estimators that draw.
+        progress: Show bars; by default when a terminal is attached.
+
+    Returns:
+        A `Report`: tables as plain data, and paths.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = jnp.linspace(-1.0, 1.0, 12)
+        >>> made = report(
+        ...     lambda input, params: params["a"] * input,
+        ...     {"a": jnp.asarray(2.0)},
+        ...     train=(x, 2 * x + 0.1 * jnp.cos(9 * x)),
+        ...     test=(x, 2 * x),
+        ...     loss_fn="mse",
+        ...     curvatures=["diagonal"],
+        ... )
+        >>> [row["name"] for row in made.metrics.rows]
+        ['MAP', 'diagonal']
+    """
+    folder = None if out is None else output_directory(out)
+    if curvatures is None:
+        curvatures = CURVATURES if subset is None else CURVATURES[:-1]
+    problem = check_training(model_fn, params, train, loss_fn, vmap_over_data, progress)
+    if isinstance(calibration_objective, str):
+        calibration_objective = as_member(
+            CalibrationObjective, calibration_objective, "calibration_objective"
+        )
+    if calibration_objective is not EVIDENCE and calibration is None:
+        raise ValueError(
+            f"calibration_objective={calibration_objective!r} is measured on held-out data: pass "
+            "calibration=(input, target), or leave the objective at the evidence"
+        )
+    options = resolve_curvatures(curvatures, subset, seed)
+    test = held_out(problem, test, progress)
+    calibration = None if calibration is None else held_out(problem, calibration, progress)
+    setting = Setting(
+        model_fn,
+        problem,
+        train,
+        calibration,
+        test,
+        all_inputs(problem, test, calibration, ood, folder is not None),
+        options,
+        calibration_objective,
+        calibration_method,
+        data_fit(
+            model_fn,
+            problem.params,
+            train,
+            loss_fn=problem.likelihood,
+            vmap_over_data=vmap_over_data,
+            progress=progress,
+        ),
+        seed,
+        progress,
+    )
+    return _made(setting, title, folder)
+
+
+def output_directory(out: str | Path) -> Path:
+    """The directory, made if need be; one that cannot be written to is an error now, not later."""
+    from ..plot._style import matplotlib
+
+    matplotlib()
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".laplax-probe"
+    probe.touch()
+    probe.unlink()
+    return folder
+
+
+def _made(setting: Setting, title: str, folder: Path | None) -> Report:
+    names = list(setting.curvatures)
+    bar = progress_bar(names, len(names), "curvatures", setting.progress)
+    results = [fit_curvature(setting, name) for name in bar]
+    fitted = [x for x in results if isinstance(x, Fitted)]
+    predicted_map = predict_map(setting)
+    shown = _shown(setting, fitted)
+    drawing = Drawing(setting, predicted_map, fitted, shown)
+    made = Report(
+        title,
+        _summary(setting, shown),
+        _fit_table(setting, results),
+        _metric_table(setting, predicted_map, results),
+        _coverage_table(fitted),
+        None if shown is None else shown.name,
+        {x.name: x.prior_arguments for x in fitted},
+    )
+    if folder is None:
+        return made
+    pictures = tuple(
+        draw(figure, folder)
+        for figure in progress_bar(figures_for(drawing), None, "figures", setting.progress)
+    )
+    made = dataclasses.replace(made, pictures=pictures, html=folder / "report.html")
+    write_page(folder / "report.html", title, [made])
+    return made
+
+
+def _shown(setting: Setting, fitted: list[Fitted]) -> Fitted | None:
+    """The curvature for figures of a single one, chosen without the test data."""
+    if not fitted:
+        return None
+    if setting.calibration is not None:
+        return min(fitted, key=lambda x: calibration_nll(setting, x.prediction))
+    return max(fitted, key=lambda x: x.row["log_evidence"])
+
+
+def _fit_table(setting: Setting, results: list[Fitted | Refused]) -> Table:
+    columns = dict(FIT_COLUMNS)
+    if not setting.problem.likelihood.has_noise:
+        del columns["sigma_squared"]
+    rows = [x.row if isinstance(x, Fitted) else _refusal(x) for x in results]
+    return Table("Fits", columns, rows, {"log_evidence": max})
+
+
+def _refusal(refused: Refused) -> dict[str, Any]:
+    return {"name": refused.name, "note": f"does not fit: {refused.reason}"}
+
+
+def _metric_table(
+    setting: Setting, predicted_map: Mapping[str, Any], results: list[Fitted | Refused]
+) -> Table:
+    rows: list[dict[str, Any]] = [{"name": "MAP", **judge(setting, predicted_map)}]
+    for x in results:
+        judged = judge(setting, x.prediction) if isinstance(x, Fitted) else {}
+        rows.append({"name": x.name, **judged} if judged else {"name": x.name, "note": "no fit"})
+    keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("name", "note")))
+    columns = {"name": "", **{key: key.replace("_", " ") for key in keys}}
+    if any(isinstance(x, Refused) for x in results):
+        columns["note"] = "note"
+    best = {**dict.fromkeys(LOWER, min), **dict.fromkeys(HIGHER, max)}
+    return Table("Test metrics", columns, rows, best)
+
+
+def _coverage_table(fitted: list[Fitted]) -> Table:
+    rows = [
+        {"name": x.name, "leaf": leaf, "how": how, "why": why}
+        for x in fitted
+        if x.estimate.coverage is not None
+        for leaf, how, why in x.estimate.coverage.rows
+    ]
+    columns = {"name": "curvature", "leaf": "leaf", "how": "how", "why": "reason"}
+    return Table("What was computed how", columns, rows)
+
+
+def _summary(setting: Setting, shown: Fitted | None) -> dict[str, str]:
+    problem = setting.problem
+    size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
+    counts = {
+        "training": problem.data.num_counted,
+        "calibration": None if setting.calibration is None else setting.calibration.num_examples,
+        "test": setting.test.num_examples,
+    }
+    chosen_by = (
+        "evidence of the training data"
+        if setting.by_evidence
+        else f"{getattr(setting.objective, '__name__', setting.objective)} on calibration data"
+    )
+    facts = {
+        "parameters": f"{size:,}",
+        "loss": problem.likelihood.name,
+        "examples": ", ".join(f"{int(n):,} {name}" for name, n in counts.items() if n is not None),
+        "hyperparameters chosen by": chosen_by,
+        "seed": str(setting.seed),
+    }
+    if "ood" in setting.inputs:
+        foreign = jax.tree.leaves(setting.inputs["ood"])[0].shape[0]
+        facts["examples"] += f", {foreign:,} out of distribution"
+    if shown is not None:
+        how = "NLL on calibration data" if setting.calibration is not None else "evidence"
+        facts["single figures show"] = f"{shown.name} (best {how})"
+    return facts

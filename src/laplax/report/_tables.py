@@ -1,0 +1,87 @@
+"""Tables as plain data, and as text."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EMPTY = "–"  # noqa: RUF001 - a dash is how tables say that there is no number
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows by column key. `columns` maps keys to headings, `best` keys to `min` or `max`."""
+
+    title: str
+    columns: Mapping[str, str]
+    rows: Sequence[Mapping[str, Any]]
+    best: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def cells(self) -> list[list[str]]:
+        """Every cell as text, the headings left out."""
+        return [[show(key, row.get(key)) for key in self.columns] for row in self.rows]
+
+    def is_best(self, row: Mapping[str, Any], key: str) -> bool:
+        """Whether a row has the best value of its column, as it is printed."""
+        values = [r[key] for r in self.rows if _is_number(r.get(key))]
+        if key not in self.best or not _is_number(row.get(key)) or len(values) < 2:
+            return False
+        return show(key, row[key]) == show(key, self.best[key](values))
+
+    def __str__(self) -> str:
+        lines = [list(self.columns.values()), *self.cells()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        text = [
+            "  ".join(
+                cell.ljust(width) if i == 0 or key in TEXT else cell.rjust(width)
+                for i, (key, cell, width) in enumerate(zip(self.columns, line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([self.title, *text])
+
+
+TEXT = ("name", "note", "leaf", "how", "why")  # columns of words, set flush left
+
+
+def show(key: str, value: Any) -> str:
+    """A value as people read it."""
+    if value is None or value == "":
+        return EMPTY if key not in TEXT else ""
+    if key.endswith("bytes"):
+        return human_bytes(int(value))
+    if isinstance(value, float):
+        return f"{value:.1f}" if key.endswith("seconds") else number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def number(value: float) -> str:
+    """Four digits, without an exponent where one can do without.
+
+    >>> number(0.123456), number(-1234.5), number(2.5e-7), number(float("nan"))
+    ('0.1235', '-1,234', '2.5e-07', 'nan')
+    """
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e3:
+        digits = 3 - math.floor(math.log10(abs(value)))
+        return f"{value:.{min(4, max(0, digits))}f}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def human_bytes(size: int) -> str:
+    """Bytes with the unit that fits.
+
+    >>> human_bytes(640), human_bytes(3 * 2**20)
+    ('640 B', '3.0 MiB')
+    """
+    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units:
+        if value < 1024 or unit == units[-1]:
+            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
