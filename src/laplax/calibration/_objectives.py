@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._data import Batch, Loader
+from .._data import Batch
+from .._data import whole_batch as whole_batch
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._model import Model
 from .._tree import PyTree, pytree, static
@@ -184,11 +185,3 @@ def _project(
                 return None
         parts.append(tabulate(part) if tables else part)
     return parts[0].join(parts[1:]) if len(parts) > 1 else parts[0]
-
-
-def whole_batch(data: Batch | Loader) -> Batch:
-    """Held-out data in one piece: a search visits it at every point."""
-    if isinstance(data, Batch):
-        return data
-    batches = list(data)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)

@@ -63,11 +63,8 @@ def tridiagonalise(
     steps: int,
     key: jax.Array,
     progress: bool | None = None,
-    enough: Callable[[jax.Array, int], bool] = lambda alpha, products: False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """G Q = Q T + beta_m q e_m^T with Q^T Q = I: (Q^T of shape (m, P), diagonal, off-diagonal).
-
-    `enough(diagonal, products)` may end it before all steps are made.
 
     After a breakdown (an invariant subspace was found, as happens when the curvature has lower
     rank) a fresh random direction goes on with off-diagonal zero, so that the basis stays
@@ -78,8 +75,6 @@ def tridiagonalise(
     alpha, beta = jnp.zeros(steps, basis.dtype), jnp.zeros(steps, basis.dtype)
     for k in progress_bar(range(steps), steps, "lanczos", progress):
         alpha, beta, q = _orthogonalise(basis, mv(basis[k]), alpha, beta, k, key)
-        if enough(alpha, k + 1):
-            return basis[: k + 1], alpha[: k + 1], beta[: k + 1]
         if k + 1 < steps:
             basis = _set_row(basis, q, k + 1)
     return basis, alpha, beta

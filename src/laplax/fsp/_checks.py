@@ -27,10 +27,11 @@ def check_context(context: PyTree, problem: Problem) -> PyTree:
             "For example context.halton(500, box)"
         )
     points = jax.tree.map(lambda x: _to_array("context", x), context)
-    example = problem.first.example()[0]
-    if jax.tree.structure(points) != jax.tree.structure(example):
+    example: Any = problem.first.example()[0]
+    given_tree: Any = jax.tree.structure(points)
+    if given_tree != jax.tree.structure(example):
         raise ValueError(
-            f"context points are {jax.tree.structure(points)}; the inputs of the data are "
+            f"context points are {given_tree}; the inputs of the data are "
             f"{jax.tree.structure(example)}"
         )
     pairs = list(zip(jax.tree.leaves(points), jax.tree.leaves(example), strict=True))
@@ -80,7 +81,7 @@ def _check_kernel(kernel: KernelFn, few: PyTree) -> None:
 def warn_if_uncovered(points: PyTree, inputs: PyTree, most: int = 500) -> None:
     """Warn where training inputs lie much further from the context points than those from another.
 
-    Only single arrays are looked at, `most` of them; distances are in units of the context's spread.
+    Only single arrays are looked at, `most` points of them, in units of the context's spread.
     """
     if not jax.tree_util.all_leaves([points]):
         return

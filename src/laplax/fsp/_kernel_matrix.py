@@ -74,37 +74,26 @@ def decompose(
     key: jax.Array,
     progress: bool | None,
 ) -> Decomposition:
-    """Lanczos from `start` until what is left is no more than noise, or `rank` products are made.
+    """`rank` products of Lanczos from `start`.
 
-    What lies outside keeps its mean eigenvalue, so that it counts as a prior, not as freedom.
+    It goes on where the kernel is exhausted: those directions have the variance of the jitter, and
+    the network needs them to undo what its Jacobian adds to the smooth ones. What lies outside
+    keeps its mean eigenvalue, so that it counts as a prior, not as freedom.
     """
     scale = component.scale.astype(start.dtype)
-    total = float(scale * jnp.sum(diagonal) + start.size * noise)
-    level = float(noise)
 
-    def left(alpha: jax.Array, products: int) -> float:
-        """The mean eigenvalue outside of the basis."""
-        return (total - float(jnp.sum(alpha))) / max(start.size - products, 1)
+    def product(v: jax.Array) -> jax.Array:
+        return scale * matrix.mv(v) + noise * v
 
-    basis, alpha, beta = tridiagonalise(
-        lambda v: scale * matrix.mv(v) + noise * v,
-        start,
-        min(rank, start.size),
-        key,
-        progress,
-        enough=lambda alpha, products: left(alpha, products) <= 2 * level,
-    )
+    basis, alpha, beta = tridiagonalise(product, start, rank, key, progress)
     off = jnp.diag(beta[:-1], 1)
     values, turn = eigh(jnp.diag(alpha) + off + off.T)
-    check_definite(values, noise, total / start.size)
-    floor = max(left(alpha, alpha.size), level)
-    excess = (start.size - alpha.size) * (floor - level)
-    return Decomposition(
-        basis.T @ turn,
-        jnp.maximum(values, noise),
-        jnp.asarray(floor, start.dtype),
-        jnp.asarray(1 - excess / total, start.dtype),
-    )
+    total = scale * jnp.sum(diagonal) + start.size * noise
+    check_definite(values, noise, float(total) / start.size)
+    outside = max(start.size - rank, 1)
+    floor = jnp.maximum((total - jnp.sum(alpha)) / outside, noise)
+    captured = 1 - outside * (floor - noise) / total
+    return Decomposition(basis.T @ turn, jnp.maximum(values, noise), floor, captured)
 
 
 def check_definite(values: jax.Array, noise: jax.Array, mean: float) -> None:

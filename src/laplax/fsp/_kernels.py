@@ -268,7 +268,7 @@ def _root(square: jax.Array) -> jax.Array:
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
 
 
-# -- matrices ---------------------------------------------------------------------------------------
+# -- matrices -------------------------------------------------------------------------------------
 def gram(kernel: KernelFn, x: PyTree, y: PyTree | None = None) -> jax.Array:
     """K(x, y) for inputs along the first axis, shape (n, m).
 

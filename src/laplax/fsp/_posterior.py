@@ -60,8 +60,8 @@ def fsp_laplace(
         prior: A `GPPrior`, or a kernel.
         context: Where the prior is imposed: inputs along the first axis. They should cover the
             region in which predictions are made; `laplax.fsp.context` has ways to make them.
-        rank: Products with the kernel matrix, at most, for each output; fewer are made once they
-            hold all but the jitter. None is 256, or the number of context points if smaller.
+        rank: Products with the kernel matrix for each output. None is 256, or the number of
+            context points if smaller.
         curvature: As in `laplace`.
         subset: As in `laplace`.
         vmap_over_data: As in `laplace`.
@@ -256,7 +256,8 @@ def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """U and D^2 of the thin SVD; directions that are rounding errors are left out."""
     pairs = _eigenpairs(rows)
     singular = jnp.sqrt(pairs.eigenvalues)
-    kept = singular > max(rows.shape) * jnp.finfo(rows.dtype).eps * singular[0]
+    # Squared, they are the eigenvalues of A: below this, A could not tell them from zero.
+    kept = singular > jnp.sqrt(singular.size * jnp.finfo(rows.dtype).eps) * singular[0]
     rank = max(1, int(jnp.sum(kept)))
     if not bool(jnp.isfinite(singular[0])) or float(singular[0]) == 0:
         raise ValueError(
@@ -279,8 +280,8 @@ def _warn_if_short(found: list[Decomposition], rank: int) -> None:
     captured = min(float(d.captured) for d in found)
     if captured < 0.99:
         warnings.warn(
-            f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance at "
-            "the context points; the rest counts as white noise. Raise rank, or use fewer context "
+            f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance "
+            "at the context points; the rest counts as white noise. Raise rank, or use fewer context "
             "points or a smoother kernel.",
             FSPWarning,
             stacklevel=4,
@@ -299,5 +300,3 @@ def _diagnose(core: Core, found: list[Decomposition], noise: jax.Array) -> dict[
         "num_products": tuple(d.values.size for d in found),
         "jitter": noise,
     }
-
-

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._linalg import eigh
+from .._linalg import cholesky, eigh, solve_triangular
 from .._tree import PyTree, is_concrete, leaf_names, pytree, static
 from ._kernels import Kernel, KernelFn, gram, gram_diagonal, opaque
 
@@ -40,7 +40,8 @@ class GPPrior:
         coregionalisation: A (C, C) covariance of the outputs at one input: the process is then
             B (x) k.
         jitter: What is added to the diagonal of a kernel matrix, relative to its mean. It is a part
-            of the prior: white noise of that variance. None is 1e-6 in float64, 1e-4 in float32.
+            of the prior: white noise of that variance. None is 1e-4 in training, where a smaller
+            one makes a stiff objective, and 1e-6 (1e-4 in float32) for the posterior.
 
     Example:
         >>> prior = GPPrior(2.0 * Matern52(length_scale=0.3) + Linear())
@@ -115,13 +116,12 @@ class GPPrior:
         Its squares add up to the squared RKHS norm of a function with these residuals. A kernel
         that is not positive definite gives NaN.
         """
-        from .._linalg import cholesky, solve_triangular
-
         parts, rotation = self.components(residual.shape[1])
         if rotation is not None:
             residual = residual @ rotation.astype(residual.dtype)
         white = []
-        noise = self.noise(x, residual.shape[1], residual.dtype)
+        variance = jnp.mean(self.variance(x, residual.shape[1])).astype(residual.dtype)
+        noise = self.training_jitter * variance
         for i, part in enumerate(parts):
             factor = cholesky(add_noise(part.matrix(x).astype(residual.dtype), noise))
             white.append(solve_triangular(factor, residual[:, i]))
@@ -133,8 +133,13 @@ class GPPrior:
             self.variance(x, outputs)
         ).astype(dtype)
 
+    @property
+    def training_jitter(self) -> float:
+        """The jitter of the objective, relative to the prior's variance."""
+        return 1e-4 if self.jitter is None else self.jitter
+
     def relative_jitter(self, dtype: Any) -> float:
-        """The jitter relative to the prior's variance."""
+        """The jitter of the posterior, relative to the prior's variance."""
         if self.jitter is not None:
             return self.jitter
         return 1e-6 if jnp.finfo(dtype).bits > 32 else 1e-4
@@ -205,7 +210,7 @@ def check_positive_definite(prior: GPPrior, x: PyTree, outputs: int) -> None:
         if float(jnp.max(jnp.abs(K - K.T))) > 1e-3 * size:
             raise ValueError("the kernel is not symmetric: k(x, x') differs from k(x', x)")
         smallest, mean = float(eigh(K)[0][0]), float(jnp.mean(jnp.diagonal(K)))
-        jitter = prior.relative_jitter(K.dtype)
+        jitter = prior.training_jitter
         if not mean > 0 or smallest + jitter * mean <= 0:
             mend = f"jitter={2 * abs(smallest) / mean:.1e}" if mean > 0 else "another kernel"
             raise ValueError(

@@ -5,14 +5,13 @@ used alone. A `box` is a pair (low, high) of numbers or arrays, one entry per in
 `bounding_box` reads one off data.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Loader, as_data
+from .._data import as_data, whole_batch
 from .._tree import PyTree
 
 Box = tuple[Any, Any]
@@ -98,10 +97,7 @@ def from_data(num: int, data: Any, key: jax.Array) -> PyTree:
     if isinstance(data, jax.Array | np.ndarray):
         inputs: PyTree = jnp.asarray(data)
     else:
-        checked = as_data(data)
-        batches: Iterable[Any] = checked if isinstance(checked, Loader) else [checked]
-        parts = [batch.input for batch in batches]
-        inputs = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+        inputs = whole_batch(as_data(data)).input
     count = jax.tree.leaves(inputs)[0].shape[0]
     if not 1 <= num <= count:
         raise ValueError(f"{num} context points asked for; the data have {count} inputs")

@@ -61,9 +61,7 @@ def truncated_root(
     return values, root, matrix, values.size - jnp.sum(kept)
 
 
-def _kept(
-    values: jax.Array, vectors: jax.Array, context: jax.Array, bound: jax.Array
-) -> jax.Array:
+def _kept(values: jax.Array, vectors: jax.Array, context: jax.Array, bound: jax.Array) -> jax.Array:
     """Which eigenpairs stay. What is not positive is noise, and goes first."""
     floor = values.size * jnp.finfo(values.dtype).eps * jnp.maximum(values[-1], 0)
     positive = values > floor
@@ -75,7 +73,7 @@ def _kept(
 
 @truncated_root.defjvp
 def _truncated_root_jvp(primals: Any, tangents: Any) -> Any:
-    """Daleckii-Krein: divided differences instead of eigenvectors, so equal eigenvalues do not harm.
+    """Daleckii-Krein: divided differences, not eigenvectors, so equal eigenvalues do no harm.
 
     What is kept is locally constant: `context` and `bound` have no derivative here.
     """

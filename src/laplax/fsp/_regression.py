@@ -1,0 +1,210 @@
+"""The Gaussian process without a network: exact regression, its evidence, its hyperparameters."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._data import Batch, as_data, progress_bar, whole_batch
+from .._linalg import cholesky, solve_triangular
+from .._tree import PyTree, is_concrete
+from ..calibration._methods import default_optimizer
+from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
+from ._prior import GPPrior, as_prior
+
+
+class _Factors(NamedTuple):
+    """Per component: the Cholesky factor of K + noise, and C^-1 times the residual."""
+
+    factors: list[jax.Array]
+    white: list[jax.Array]
+    rotation: jax.Array
+
+
+def _factor(prior: GPPrior, x: PyTree, y: jax.Array, noise: jax.Array) -> _Factors:
+    """y and noise are (n, C); with a coregionalisation the noise must be one number."""
+    outputs = y.shape[1]
+    parts, rotation = prior.components(outputs)
+    W = jnp.eye(outputs, dtype=y.dtype) if rotation is None else rotation.astype(y.dtype)
+    residual = (y - prior.mean_at(x, (outputs,), y.dtype)) @ W
+    jitter = prior.noise(x, outputs, y.dtype)
+    factors = [
+        cholesky(part.matrix(x).astype(y.dtype) + jnp.diag(noise[:, i] + jitter))
+        for i, part in enumerate(parts)
+    ]
+    white = [solve_triangular(f, residual[:, i]) for i, f in enumerate(factors)]
+    return _Factors(factors, white, W)
+
+
+def _log_evidence(prior: GPPrior, x: PyTree, y: jax.Array, noise: jax.Array) -> jax.Array:
+    found = _factor(prior, x, y, noise)
+    quadratic = sum(jnp.sum(jnp.square(w)) for w in found.white)
+    logdet = sum(2 * jnp.sum(jnp.log(jnp.diagonal(f))) for f in found.factors)
+    return -0.5 * (quadratic + logdet + y.size * jnp.log(2 * jnp.pi).astype(y.dtype))
+
+
+def gp_log_evidence(
+    prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any
+) -> jax.Array:
+    """log p(y) of exact Gaussian-process regression, differentiable in every hyperparameter."""
+    x, y, _ = _targets(data, Gaussian())
+    noise = jnp.broadcast_to(jnp.asarray(sigma_squared).astype(y.dtype), y.shape)
+    return _log_evidence(as_prior(prior), x, y, noise)
+
+
+def gp_regression(
+    prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any, input: PyTree
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of f at `input` under exact Gaussian-process regression, (n, C) each.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax.fsp import RBF
+        >>> x = jnp.asarray([0.0, 1.0])
+        >>> mean, variance = gp_regression(RBF(), (x, jnp.sin(x)), 0.01, jnp.asarray([0.0]))
+        >>> print(f"{mean[0, 0]:.3f} {variance[0, 0]:.3f}")
+        0.005 0.010
+    """
+    x, y, _ = _targets(data, Gaussian())
+    checked, outputs = as_prior(prior), y.shape[1]
+    noise = jnp.broadcast_to(jnp.asarray(sigma_squared).astype(y.dtype), y.shape)
+    found = _factor(checked, x, y, noise)
+    parts, _ = checked.components(outputs)
+    means, variances = [], []
+    for part, factor, white in zip(parts, found.factors, found.white, strict=True):
+        half = solve_triangular(factor, part.matrix(x, input).astype(y.dtype))
+        means.append(half.T @ white)
+        variances.append(part.diagonal(input).astype(y.dtype) - jnp.sum(half**2, axis=0))
+    W = found.rotation
+    mean = jnp.stack(means, axis=-1) @ W.T + checked.mean_at(input, (outputs,), y.dtype)
+    return mean, jnp.stack(variances, axis=-1) @ jnp.square(W).T
+
+
+class FittedPrior(NamedTuple):
+    """What `fit_prior` returns: the prior, the noise variance, the log evidence on the way."""
+
+    prior: GPPrior
+    sigma_squared: jax.Array
+    log_evidence: jax.Array
+
+
+def fit_prior(
+    prior: GPPrior | Callable[..., Any],
+    data: Any,
+    *,
+    loss_fn: str | Likelihood = "mse",
+    sigma_squared: Any = 0.1,
+    num_points: int = 500,
+    key: jax.Array | None = None,
+    num_steps: int = 200,
+    progress: bool | None = None,
+) -> FittedPrior:
+    """Hyperparameters of the kernel and the noise by the evidence of the GP itself, on a subset.
+
+    Args:
+        prior: Where the search starts; all of the kernel's hyperparameters must be positive. They
+            move in log space; mean and coregionalisation stay.
+        data: Training data, as in `laplace`.
+        loss_fn: `"mse"`, or `"cross_entropy"`: labels then become Gaussian observations of logits
+            (Milios et al. 2018, *Dirichlet-based Gaussian Processes*), with noise of their own.
+        sigma_squared: Where the noise variance starts.
+        num_points: Examples that are used, at most; a GP costs their cube.
+        key: Draws the examples, `jax.random.key(0)` if not given.
+        num_steps: Steps of Adam, 0.1 with a cosine decay to zero.
+        progress: Show a progress bar; by default when a terminal is attached.
+    """
+    checked = as_prior(prior)
+    likelihood = as_likelihood(loss_fn)
+    if not isinstance(likelihood, Gaussian | Categorical):
+        raise ValueError(
+            f"fit_prior knows loss_fn='mse' and 'cross_entropy'; got {likelihood.name!r}. Choose "
+            "the kernel's hyperparameters by hand, or by validation"
+        )
+    if isinstance(likelihood, Categorical) and checked.coregionalisation is not None:
+        raise ValueError("fit_prior with labels needs independent outputs: no coregionalisation")
+    chosen = jax.random.key(0) if key is None else key
+    x, y, label_noise = _targets(
+        _sample(whole_batch(as_data(data)), num_points, chosen), likelihood
+    )
+    leaves = [jnp.asarray(leaf).astype(y.dtype) for leaf in jax.tree.leaves(checked.kernel)]
+    if is_concrete(leaves) and not all(bool(jnp.all(leaf > 0)) for leaf in leaves):
+        raise ValueError("fit_prior moves hyperparameters in log space: all must be positive")
+    free = [*leaves, jnp.asarray(sigma_squared).astype(y.dtype)]
+    treedef = jax.tree.structure(checked.kernel)
+
+    def built(logs: list[jax.Array]) -> tuple[GPPrior, jax.Array]:
+        *kernel, noise = (jnp.exp(x) for x in logs)
+        tree = jax.tree.unflatten(treedef, kernel)
+        return GPPrior(tree, checked.mean, checked.coregionalisation, checked.jitter), noise
+
+    def loss(logs: list[jax.Array]) -> jax.Array:
+        made, noise = built(logs)
+        total = jnp.broadcast_to(noise, y.shape) if label_noise is None else label_noise
+        return -_log_evidence(made, x, y, total)
+
+    logs, values = _ascend(loss, [jnp.log(x) for x in free], num_steps, progress)
+    fitted, noise = built(logs)
+    return FittedPrior(fitted, noise, -values)
+
+
+def _ascend(
+    loss: Callable[[Any], jax.Array], logs: list[jax.Array], num_steps: int, progress: bool | None
+) -> tuple[list[jax.Array], jax.Array]:
+    optimizer = default_optimizer(0.1, num_steps)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        state = optimizer.init(logs)
+
+    @jax.jit
+    def step(logs: list[jax.Array], state: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(logs)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, state = optimizer.update(gradient, state, logs)
+        return optax.apply_updates(logs, updates), state, value
+
+    values = []
+    best, lowest = logs, float("inf")
+    for _ in progress_bar(range(num_steps), num_steps, "kernel evidence", progress):
+        before = logs
+        logs, state, value = step(logs, state)
+        values.append(value)
+        if float(value) < lowest:
+            best, lowest = before, float(value)
+    if lowest == float("inf"):
+        raise ValueError(
+            "the evidence of the Gaussian process is not finite at any step: the kernel matrix is "
+            "not positive definite; raise the prior's jitter or sigma_squared"
+        )
+    return best, jnp.stack(values)
+
+
+def _sample(data: Batch, num: int, key: jax.Array) -> Batch:
+    if data.num_examples <= num:
+        return data
+    chosen = jax.random.choice(key, data.num_examples, (num,), replace=False)
+    return jax.tree.map(lambda x: x[chosen], data)
+
+
+def _targets(data: Any, likelihood: Likelihood) -> tuple[PyTree, jax.Array, jax.Array | None]:
+    """Inputs, Gaussian observations (n, C), and their noise if they have one of their own."""
+    batch = whole_batch(as_data(data))
+    y = batch.target
+    if isinstance(likelihood, Categorical):
+        return (batch.input, *dirichlet_observations(y))
+    y = y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(float)
+    return batch.input, y.reshape(y.shape[0], -1), None
+
+
+def dirichlet_observations(
+    labels: jax.Array, concentration: float = 0.01
+) -> tuple[jax.Array, jax.Array]:
+    """Log-normal moments of Gamma variables: observations of logits and their variances, (n, C).
+
+    Integer labels count classes up to the largest one; rows of probabilities are taken as they are.
+    """
+    if labels.ndim == 1:
+        labels = jax.nn.one_hot(labels, int(labels.max()) + 1, dtype=float)
+    alpha = labels + concentration
+    variance = jnp.log1p(1 / alpha)
+    return jnp.log(alpha) - variance / 2, variance
