@@ -222,7 +222,7 @@ def spectra(drawing: Drawing) -> Plan:
         "spectrum",
         "Spectrum of the curvature",
         "Eigenvalues that each structure keeps (a diagonal one: its entries), largest first.",
-        (5.2, 4.0),
+        (4.6, 3.9),
         paint,
     )
 
@@ -242,7 +242,7 @@ def layers(drawing: Drawing) -> Plan:
         "Posterior standard deviations",
         "By leaf of the parameters: the box holds the middle half, the black line is the median, "
         "the thin line spans all.",
-        (5.2, 1.4 + 0.45 * leaves),
+        (4.6, 1.3 + 0.45 * leaves),
         paint,
     )
 
@@ -268,7 +268,7 @@ def energy(drawing: Drawing) -> Plan:
         "Energy of two parameters",
         "Contours of the negative log joint density, the MAP, and ellipses of one and two standard "
         "deviations of each posterior.",
-        (5.2, 4.8),
+        (4.6, 4.4),
         paint,
     )
 

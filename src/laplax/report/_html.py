@@ -37,7 +37,7 @@ table { border-collapse: collapse; width: 100%; font-size: 0.88rem;
 th, td { padding: 0.4rem 0.7rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 tr:last-child td { border-bottom: 0; }
-th { background: var(--box); font-weight: 600; vertical-align: bottom; }
+th { background: var(--box); font-weight: 600; vertical-align: bottom; white-space: normal; }
 .text { text-align: left; }
 td.note { white-space: normal; min-width: 16rem; color: var(--soft); font-size: 0.82rem; }
 td.best { font-weight: 700; color: var(--mark); }

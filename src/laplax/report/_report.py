@@ -231,6 +231,8 @@ def _fit_table(setting: Setting, results: list[Fitted | Refused]) -> Table:
     if not setting.problem.likelihood.has_noise:
         del columns["sigma_squared"]
     rows = [x.row if isinstance(x, Fitted) else _refusal(x) for x in results]
+    if not any(row["note"] for row in rows):
+        del columns["note"]
     return Table("Fits", columns, rows, {"log_evidence": max})
 
 

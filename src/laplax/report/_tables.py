@@ -22,9 +22,11 @@ class Table:
         return [[show(key, row.get(key)) for key in self.columns] for row in self.rows]
 
     def is_best(self, row: Mapping[str, Any], key: str) -> bool:
-        """Whether a row has the best value of its column, as it is printed."""
+        """Whether a row has the best value of its column, as printed, and another has not."""
         values = [r[key] for r in self.rows if _is_number(r.get(key))]
-        if key not in self.best or not _is_number(row.get(key)) or len(values) < 2:
+        if key not in self.best or not _is_number(row.get(key)):
+            return False
+        if len({show(key, value) for value in values}) < 2:
             return False
         return show(key, row[key]) == show(key, self.best[key](values))
 

@@ -1,0 +1,264 @@
+"""Reports: numbers equal those of the library's own calls, and the page holds every one."""
+
+import html.parser
+import re
+
+import jax
+import jax.numpy as jnp
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+import laplax
+from laplax.report import Table
+from laplax.report._html import write_page
+
+mpl.use("Agg")
+RNG = np.random.default_rng(1)
+
+
+def network(input, params):
+    return jnp.tanh(input @ params["w"] + params["b"]) @ params["v"]
+
+
+def weights(inputs, outputs, hidden=4):
+    shapes = {"w": (inputs, hidden), "b": (hidden,), "v": (hidden, outputs)}
+    return {name: jnp.asarray(RNG.normal(size=s)) for name, s in shapes.items()}
+
+
+def points(n, inputs, outputs=None):
+    x = jnp.asarray(RNG.normal(size=(n, inputs)))
+    if outputs is None:
+        return x, jnp.asarray(RNG.normal(size=(n, 1)))
+    return x, jnp.asarray(RNG.integers(0, outputs, n))
+
+
+@pytest.fixture(scope="module")
+def classified(tmp_path_factory):
+    params, train, test = weights(2, 3), points(24, 2, 3), points(30, 2, 3)
+    out = tmp_path_factory.mktemp("classified")
+    made = laplax.report(
+        network,
+        params,
+        train=train,
+        test=test,
+        calibration=points(20, 2, 3),
+        ood=5 + points(12, 2)[0],
+        loss_fn="cross_entropy",
+        curvatures={
+            "diagonal": {},
+            "kfac": {},
+            "too large": {"curv_type": "full", "memory_share": 1e-12},
+        },
+        title="A <b>title</b> & more",
+        out=out,
+        progress=False,
+    )
+    return made, params, train, test
+
+
+def test_metrics_are_those_of_evaluation(classified):
+    made, params, train, test = classified
+    rows = {row["name"]: row for row in made.metrics.rows}
+    posterior_fn, _ = laplax.laplace(
+        network, params, train, loss_fn="cross_entropy", curv_type="kfac"
+    )
+    arguments = made.prior_arguments["kfac"]
+    expected, _ = laplax.evaluation(posterior_fn, network, params, arguments, test)
+    assert {k: rows["kfac"][k] for k in expected} == pytest.approx(expected, rel=1e-6)
+    expected, _ = laplax.evaluation(
+        posterior_fn, network, params, arguments, test, predictive_type="map"
+    )
+    assert {k: rows["MAP"][k] for k in expected} == pytest.approx(expected, rel=1e-6)
+    assert 0 <= rows["kfac"]["auroc"] <= 1
+
+
+def test_hyperparameters_are_those_of_calibration_and_fits_say_what_they_cost(classified):
+    made, params, train, _ = classified
+    row = next(row for row in made.fits.rows if row["name"] == "diagonal")
+    posterior_fn, estimate = laplax.laplace(
+        network, params, train, loss_fn="cross_entropy", curv_type="diagonal"
+    )
+    chosen, _ = laplax.calibration(posterior_fn, network, params, train)
+    assert row["prior_prec"] == pytest.approx(float(chosen["prior_prec"]))
+    evidence = laplax.log_marginal_likelihood(posterior_fn, chosen, network, params, train)
+    assert row["log_evidence"] == pytest.approx(float(evidence))
+    assert row["structure_bytes"] == estimate.structure.values.nbytes
+    assert row["parameters"] == 24
+    assert row["fit_seconds"] > 0
+    gamma = laplax.effective_parameters(posterior_fn, chosen)
+    assert row["effective_parameters"] == pytest.approx(float(gamma))
+
+
+def test_a_curvature_that_does_not_fit_is_a_row_that_says_why(classified):
+    made = classified[0]
+    row = made.fits.rows[-1]
+    assert row["name"] == "too large"
+    assert "does not fit: ValueError: curv_type='full' for 24 parameters needs" in row["note"]
+    assert made.metrics.rows[-1] == {"name": "too large", "note": "no fit"}
+    assert "too large" not in made.prior_arguments
+
+
+def test_only_figures_that_fit_are_drawn_as_png_and_svg(classified):
+    made = classified[0]
+    names = {picture.name for picture in made.pictures}
+    assert names == {
+        "confidence_maps",
+        "reliability",
+        "confidences",
+        "foreign_inputs",
+        "calibration_curves",
+        "spectrum",
+        "layer_std",
+    }
+    for picture in made.pictures:
+        assert picture.png.read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in picture.svg.read_text()[:2000]
+    assert made.shown in ("diagonal", "kfac")
+
+
+class Page(html.parser.HTMLParser):
+    """Text of all cells, sources of all images, and a check that tags close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.cells, self.images, self.open = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag not in ("img", "meta"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+
+
+def test_the_page_holds_every_cell_and_every_figure_and_fetches_nothing(classified):
+    made = classified[0]
+    text = made.html.read_text()
+    page = Page(text)
+    assert page.open == []
+    for table in (made.fits, made.metrics, made.coverage):
+        for row in [list(table.columns.values()), *table.cells()]:
+            assert set(row) <= set(page.cells)
+    assert len(page.images) == len(made.pictures)
+    assert all(i["src"].startswith("data:image/png;base64,") and i["alt"] for i in page.images)
+    assert not re.search(r"""(href|src)=["'](?!data:)|url\(|@import|<script""", text)
+    assert "A &lt;b&gt;title&lt;/b&gt; &amp; more" in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_coverage_says_how_each_leaf_was_computed(classified):
+    rows = [r for r in classified[0].coverage.rows if r["name"] == "kfac"]
+    assert {r["leaf"] for r in rows} == {"b", "v", "w"}
+
+
+def test_regression_finds_its_noise_and_draws_bands(tmp_path):
+    params, train = weights(1, 1), points(30, 1)
+    made = laplax.report(
+        network,
+        params,
+        train=train,
+        test=points(20, 1),
+        loss_fn="mse",
+        curvatures=["last_layer"],
+        out=tmp_path,
+        progress=False,
+    )
+    assert {p.name for p in made.pictures} == {
+        "bands",
+        "calibration_curves",
+        "spectrum",
+        "layer_std",
+    }
+    row, best = made.fits.rows[0], made.metrics.rows[0]
+    assert row["parameters"] == 4
+    assert row["sigma_squared"] > 0
+    residual = float(jnp.mean((jax.vmap(network, (0, None))(train[0], params) - train[1]) ** 2))
+    width = 2 * 1.959963984540054 * residual**0.5  # the MAP has its training noise alone
+    assert best["interval_width"] == pytest.approx(width)
+    assert "bands" in made.html.read_text() or "Predictive bands" in made.html.read_text()
+
+
+def test_two_parameters_have_their_energy_drawn(tmp_path):
+    x = jnp.linspace(-1.0, 1.0, 10)
+    made = laplax.report(
+        lambda input, params: params["a"] * input + params["b"],
+        {"a": jnp.asarray(1.0), "b": jnp.asarray(0.1)},
+        train=(x, x + 0.1 * jnp.sin(20 * x)),
+        test=(x, x),
+        loss_fn="mse",
+        curvatures=["full"],
+        out=tmp_path,
+        progress=False,
+    )
+    assert "energy" in {picture.name for picture in made.pictures}
+
+
+def test_without_a_directory_nothing_is_drawn(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    made = laplax.report(
+        network,
+        weights(2, 1),
+        train=points(10, 2),
+        test=points(5, 2),
+        loss_fn="mse",
+        curvatures=["diagonal"],
+    )
+    assert made.pictures == ()
+    assert made.html is None
+    assert "diagonal" in str(made)
+    assert "log evidence" in str(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"curvatures": ["fulll"]}, ValueError, "did you mean 'full'"),
+        ({"curvatures": "full"}, TypeError, "list or a mapping"),
+        ({"curvatures": []}, ValueError, "empty"),
+        ({"curvatures": {"full": {"rank": 3}}}, ValueError, "rank"),
+        ({"calibration_objective": "nll"}, ValueError, "pass calibration="),
+        ({"calibration_objective": "nlll"}, ValueError, "did you mean 'nll'"),
+        ({"loss_fn": "poisson"}, ValueError, "a report is for loss_fn"),
+        ({"ood": jnp.ones((4, 3))}, ValueError, "ood must hold inputs like"),
+        ({"ood": (jnp.ones((4, 2)),) * 2}, ValueError, "inputs alone"),
+        ({"test": (jnp.ones((4, 2)), jnp.ones(4))}, ValueError, "target"),
+    ],
+)
+def test_mistakes_are_found_before_work_starts(change, kind, text):
+    given = {
+        "train": (jnp.ones((6, 2)), jnp.ones((6, 1))),
+        "test": (jnp.ones((4, 2)), jnp.ones((4, 1))),
+        "loss_fn": "mse",
+    }
+    with pytest.raises(kind, match=text):
+        laplax.report(network, weights(2, 1), **{**given, **change})
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        laplax.report(network, {}, train=None, test=None, loss_fn="mse", out=tmp_path / "file/x")
+
+
+def test_tables_mark_the_best_and_show_what_is_missing(tmp_path):
+    rows = [{"name": "a", "nll": 0.25, "size_bytes": 2048}, {"name": "<b>", "nll": None}]
+    table = Table("T", {"name": "", "nll": "nll", "size_bytes": "size"}, rows, {"nll": min})
+    assert table.cells() == [["a", "0.2500", "2.0 KiB"], ["<b>", "–", "–"]]  # noqa: RUF001
+    assert not table.is_best(rows[0], "nll")  # alone in its column
+    full = Table("T", table.columns, [*rows, {"name": "c", "nll": 0.5}], {"nll": min})
+    assert full.is_best(rows[0], "nll")
+    made = laplax.Report("t", {}, full, full, Table("", {}, []), None, {})
+    write_page(tmp_path / "page.html", "t", [made, made])
+    text = (tmp_path / "page.html").read_text()
+    assert "&lt;b&gt;" in text
+    assert text.count('<td class="best">0.2500</td>') == 4
