@@ -14,12 +14,12 @@ from .._tree import PyTree
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 FORMAT = (
-    "an .npz file with x_train (n, 32, 32, 3) and x_test, images of bytes (uint8), and y_train (n,) "
-    "and y_test, labels from 0 to 9"
+    "an .npz file with x_train (n, 32, 32, 3) and x_test, images of bytes (uint8), and "
+    "y_train (n,) and y_test, labels from 0 to 9"
 )
 PIXEL_MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
 PIXEL_STD = np.array([0.2470, 0.2435, 0.2616], np.float32)
-CHANNELS = (32, 64, 64)
+CHANNELS = (16, 32, 64)
 NUM_CLASSES = 10
 
 Data = dict[str, jax.Array]
