@@ -188,6 +188,28 @@ def test_regression_finds_its_noise_and_draws_bands(tmp_path):
     assert "bands" in made.html.read_text() or "Predictive bands" in made.html.read_text()
 
 
+def test_loaders_and_several_outputs_get_a_report_without_bands(tmp_path):
+    def batches(n):
+        x = jnp.asarray(RNG.normal(size=(n, 5, 1)))
+        return [(part, jnp.concatenate([part, -part], -1)) for part in x]
+
+    params, test = weights(1, 2), batches(3)
+    made = laplax.report(
+        network,
+        params,
+        train=batches(4),
+        test=test,
+        loss_fn="mse",
+        curvatures=["diagonal"],
+        out=tmp_path,
+    )
+    assert "bands" not in {picture.name for picture in made.pictures}
+    whole = tuple(jnp.concatenate(x) for x in zip(*test, strict=True))
+    error = jax.vmap(network, (0, None))(whole[0], params) - whole[1]
+    assert made.metrics.rows[0]["rmse"] == pytest.approx(float(jnp.sqrt(jnp.mean(error**2))))
+    assert made.summary["examples"] == "20 training, 15 test"
+
+
 def test_two_parameters_have_their_energy_drawn(tmp_path):
     x = jnp.linspace(-1.0, 1.0, 10)
     made = laplax.report(

@@ -32,7 +32,7 @@ from ._setting import Setting
 # What a fit may meet that is not a mistake in the call: memory, an indefinite Hessian, a layer
 # that the curvature cannot keep. Each becomes a row that says so.
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError)
-CURVE_POINTS, CURVE_REACH = 33, 3.0
+CURVE_POINTS, CURVE_REACH = 41, 2.5  # decades to either side
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -130,11 +130,13 @@ def _kind(key: str, *, best: bool = False) -> str:
 
 def _figure(picture: "Picture") -> str:
     data = base64.b64encode(picture.png.read_bytes()).decode("ascii")
-    wide = ' class="wide"' if picture.width > 6 else ""
+    pixels = round(picture.width * 96)
+    # A narrow figure is as wide as its image, so that two of them stand side by side.
+    place = ' class="wide"' if picture.width > 6 else f' style="width: {pixels + 18}px"'
     title, caption = html.escape(picture.title), html.escape(picture.caption)
     return (
-        f'<figure{wide}><h3>{title}</h3><div class="paper">'
-        f'<img src="data:image/png;base64,{data}" width="{round(picture.width * 96)}" '
+        f'<figure{place}><h3>{title}</h3><div class="paper">'
+        f'<img src="data:image/png;base64,{data}" width="{pixels}" '
         f'alt="{title}. {caption}"></div><figcaption>{caption}</figcaption></figure>'
     )
 

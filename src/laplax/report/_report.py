@@ -155,7 +155,7 @@ def report(
     setting = Setting(
         model_fn,
         problem,
-        train,
+        problem.data,
         calibration,
         test,
         all_inputs(problem, test, calibration, ood, folder is not None),
@@ -165,7 +165,7 @@ def report(
         data_fit(
             model_fn,
             problem.params,
-            train,
+            problem.data,
             loss_fn=problem.likelihood,
             vmap_over_data=vmap_over_data,
             progress=progress,

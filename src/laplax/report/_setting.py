@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,7 +168,8 @@ def _like(ood: PyTree, reference: PyTree) -> PyTree:
 def _figure_points(problem: Problem, parts: list[PyTree]) -> jax.Array | None:
     """Where bands (one input) and confidence maps (two) are drawn; None if neither fits."""
     arrays = [jax.tree.leaves(part) for part in parts]
-    if any(len(leaves) != 1 for leaves in arrays):
+    observations = math.prod(problem.likelihood.batch_shape(problem.output.shape))
+    if observations != 1 or any(len(leaves) != 1 for leaves in arrays):
         return None
     inputs = [np.asarray(leaves[0]) for leaves in arrays]
     shape, dtype = inputs[0].shape[1:], inputs[0].dtype
