@@ -89,10 +89,11 @@ def _section(report: Any, *, heading: bool) -> str:
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>"
         for name, value in report.summary.items()
     )
+    noise = ", with the noise of its training residuals" * ("rmse" in report.metrics.columns)
     parts = [
         f"<h2>{html.escape(report.title)}</h2>" if heading else "",
         f"<dl>{facts}</dl>",
-        _table(report.metrics, "Best values are marked. MAP: the network as it is."),
+        _table(report.metrics, f"Best values are marked. MAP: the network as it is{noise}."),
         _table(report.fits, "Seconds include compilation."),
         '<div class="figures">' + "".join(_figure(p) for p in report.pictures) + "</div>",
         _table(report.coverage, "") if report.coverage.rows else "",

@@ -140,15 +140,7 @@ def report(
     if curvatures is None:
         curvatures = CURVATURES if subset is None else CURVATURES[:-1]
     problem = check_training(model_fn, params, train, loss_fn, vmap_over_data, progress)
-    if isinstance(calibration_objective, str):
-        calibration_objective = as_member(
-            CalibrationObjective, calibration_objective, "calibration_objective"
-        )
-    if calibration_objective is not EVIDENCE and calibration is None:
-        raise ValueError(
-            f"calibration_objective={calibration_objective!r} is measured on held-out data: pass "
-            "calibration=(input, target), or leave the objective at the evidence"
-        )
+    objective = _objective(calibration_objective, calibration)
     options = resolve_curvatures(curvatures, subset, seed)
     test = held_out(problem, test, progress)
     calibration = None if calibration is None else held_out(problem, calibration, progress)
@@ -160,7 +152,7 @@ def report(
         test,
         all_inputs(problem, test, calibration, ood, folder is not None),
         options,
-        calibration_objective,
+        objective,
         calibration_method,
         data_fit(
             model_fn,
@@ -174,6 +166,19 @@ def report(
         progress,
     )
     return _made(setting, title, folder)
+
+
+def _objective(given: Any, calibration: Any) -> Any:
+    """What is searched for, with the data it needs."""
+    objective = given
+    if isinstance(given, str):
+        objective = as_member(CalibrationObjective, given, "calibration_objective")
+    if objective is not EVIDENCE and calibration is None:
+        raise ValueError(
+            f"calibration_objective={given!r} is measured on held-out data: pass "
+            "calibration=(input, target), or leave the objective at the evidence"
+        )
+    return objective
 
 
 def output_directory(out: str | Path) -> Path:
