@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import laplax
-from laplax.cli import _demo, _problems, main
+from laplax.cli import _demo, _problems, _report, main
 
 mpl.use("Agg")
 MODULE = """
@@ -78,18 +78,25 @@ def test_info_names_versions_devices_and_precision(capsys):
     assert f"{'precision':12}float64" in out
 
 
-@pytest.mark.parametrize("name", ["problem", "as_object", "load", "from_file"])
-def test_report_of_a_dict_an_object_and_a_function(name, project, capsys):
-    extra = []
-    if name == "from_file":
-        np.savez(project / "data.npz", x=np.ones((3, 1)))
-        extra = ["--data", "data.npz"]
-    assert main(["report", f"my_cli_project:{name}", *extra, "--out", "made"]) == 0
+def test_report_writes_a_page_and_figures_from_arrays_of_a_file(project, capsys):
+    np.savez(project / "data.npz", x=np.ones((3, 1)))
+    given = ["my_cli_project:from_file", "--data", "data.npz", "--out", "made"]
+    assert main(["report", *given]) == 0
     out = capsys.readouterr().out
     assert "MAP" in out
     assert "diagonal" in out
     assert (project / "made/report.html").is_file()
     assert (project / "made/bands.svg").is_file()
+
+
+@pytest.mark.usefixtures("project")
+def test_a_dict_an_object_and_a_function_are_the_same_problem():
+    expected = _report.find_problem("my_cli_project:problem", None)
+    assert set(expected) == {"model_fn", "params", "train", "test", "loss_fn", "curvatures"}
+    for name in ("as_object", "load"):
+        found = _report.find_problem(f"my_cli_project:{name}", None)
+        assert found.keys() == expected.keys()
+        assert all(found[key] is expected[key] for key in expected)
 
 
 @pytest.mark.parametrize(
