@@ -82,8 +82,6 @@ def draw(covariance: np.ndarray) -> "Figure":
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """There is nothing to choose: the figure has no randomness."""
-    parser.description = __doc__
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run(args: argparse.Namespace) -> int:
