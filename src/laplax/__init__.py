@@ -24,6 +24,7 @@ from .evidence import data_fit as data_fit
 from .evidence import effective_parameters as effective_parameters
 from .evidence import log_marginal_likelihood as log_marginal_likelihood
 from .features import last_layer_features as last_layer_features
+from .fsp import fsp_laplace as fsp_laplace
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
 from .posterior import PosteriorFn as PosteriorFn

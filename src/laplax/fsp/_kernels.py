@@ -274,9 +274,9 @@ def gram(kernel: KernelFn, x: PyTree, y: PyTree | None = None) -> jax.Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> print(gram(RBF(1.0), jnp.asarray([0.0, 1.0])).round(3))
-        [[1.    0.607]
-         [0.607 1.   ]]
+        >>> K = gram(RBF(1.0), jnp.asarray([0.0, 1.0]))
+        >>> print(f"{K[0, 0]:.3f} {K[0, 1]:.3f}")
+        1.000 0.607
     """
     second = x if y is None else y
     return jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(second))(x)

@@ -246,6 +246,6 @@ def _check_progress(
         check_positive_definite(objective.prior, points, math.prod(output))
     raise ValueError(
         f"training diverged by step {step + 1}: negative log-likelihood {float(parts[0]):.4g}, "
-        f"RKHS term {float(parts[1]):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), or a "
-        "larger jitter of the prior, tames it."
+        f"RKHS term {float(parts[1]):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), "
+        "or a larger jitter of the prior, tames it."
     )

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 
 from .._api import _resolve, finish, make_operator
 from .._data import Batch, fold
+from .._linalg import eigh
 from .._model import Model
 from .._problem import make_problem
 from .._tree import ParamSpace, PyTree
-from ..curvature._kinds import Curvature
+from ..curvature._kinds import Curvature, OuterProductCurvature
 from ..curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
 from ..estimators._full import GIB, _eigenpairs, total_memory
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate, PosteriorFn
 from ..pushforward._moments import map_chunks
 from ..structures import FunctionSpace
@@ -62,7 +63,7 @@ def fsp_laplace(
             region in which predictions are made; `laplax.fsp.context` has ways to make them.
         rank: Products with the kernel matrix for each output. None is 256, or the number of
             context points if smaller.
-        curvature: As in `laplace`.
+        curvature: As in `laplace`, but for the Hessian, which is no sum of squares.
         subset: As in `laplace`.
         vmap_over_data: As in `laplace`.
         num_total_samples: As in `laplace`.
@@ -93,6 +94,10 @@ def fsp_laplace(
         0.258
     """
     measured, _ = _resolve(curvature, "full", {})
+    if not measured.has_rows:
+        raise ValueError(
+            "fsp_laplace needs a curvature that is positive semi-definite; use 'ggn' or a Fisher"
+        )
     checked = as_prior(prior)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
@@ -162,15 +167,21 @@ class _View:
 
     def push(self, V: jax.Array) -> jax.Array:
         """J(C) v for the rows of V (k, P): (n, C, k)."""
-        each = self.operator.cost.activation_bytes * (1 + 2 * V.shape[0])
-        size = min(self.count, max(1, self.memory_budget // each))
+        size = min(self.count, max(1, self.memory_budget // self._bytes(V.shape[0])))
         return _push(*self._args[:2], size, *self._args[2:], V)
+
+    def curvature(self, V: jax.Array) -> jax.Array:
+        """V G V^T for the rows of V (k, P), as a sum of squares: it cannot be indefinite."""
+        chunking = self.operator.chunking(self._bytes(V.shape[0]))
+        total = jnp.zeros((V.shape[0],) * 2, V.dtype)
+        return self.operator.fold(_add_curvature, total, chunking, V)
+
+    def _bytes(self, columns: int) -> int:
+        return self.operator.cost.activation_bytes * (1 + 2 * columns)
 
     def pull(self, L: jax.Array, direction: jax.Array) -> jax.Array:
         """J(C)^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
-        chunking = self.operator.chunking(
-            self.operator.cost.activation_bytes * (1 + 2 * L.shape[1])
-        )
+        chunking = self.operator.chunking(self._bytes(L.shape[1]))
         index = jnp.arange(self.count, dtype=jnp.int32)
         batch = Batch(self.points, index, None, index)
         total = jnp.zeros((L.shape[1], self.space.size), self.space.dtype)
@@ -186,14 +197,31 @@ def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
 def _push(
     model: Model, space: ParamSpace, size: int, params: PyTree, points: PyTree, V: jax.Array
 ) -> jax.Array:
-    directions = space.unflatten(V)
+    return map_chunks(lambda part: _pushed(model, space, params, part, V)[1], points, size)
 
-    def chunk(part: PyTree) -> jax.Array:
-        _, push = jax.linearize(lambda p: model.batch(part, p), params)
-        moved = jax.vmap(push)(directions)  # (k, n, *out)
-        return jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1).astype(space.dtype)
 
-    return map_chunks(chunk, points, size)
+def _pushed(
+    model: Model, space: ParamSpace, params: PyTree, part: PyTree, V: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """f, and J v for the rows of V: (n, C, k)."""
+    f, push = jax.linearize(lambda p: model.batch(part, p), params)
+    moved = jax.vmap(push)(space.unflatten(V))  # (k, n, *out)
+    return f, jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1).astype(space.dtype)
+
+
+def _add_curvature(
+    total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array
+) -> jax.Array:
+    assert isinstance(local.curvature, OuterProductCurvature)
+    f, moved = _pushed(local.model, local.space, local.params, batch.input, V)
+    factor = jax.vmap(functools.partial(local.curvature.factor, local.likelihood))(
+        f, batch.target, batch.index
+    )
+    if batch.weight is not None:
+        factor = weigh(factor, jnp.sqrt(batch.weight))
+    factor = factor.reshape(*moved.shape[:2], -1).astype(moved.dtype)
+    rows = jnp.einsum("ncs,nck->nsk", factor, moved).reshape(-1, V.shape[0])
+    return total + rows.T @ rows
 
 
 def _add_pull(
@@ -230,20 +258,22 @@ def _fit(
         found.append(decompose(*known, key, view.operator.progress))
     _warn_if_short(found, rank)
     rows = [view.pull(d.inverse_root, W[:, i]) for i, d in enumerate(found)]
-    basis, values = _span(jnp.concatenate(rows))
+    basis, singular = _span(jnp.concatenate(rows))
     del rows
-    seen = view.push(basis.T)  # J(C) U
+    scaled = (basis / singular).T  # B = U / D
+    seen = view.push(scaled)
     residual = f - prior.mean_at(view.points, f.shape[1:], f.dtype)
     residual = residual.reshape(view.count, -1).astype(dtype) @ W
-    product = view.operator.mm(basis.T) @ basis
+    outside = _outside(found, jnp.einsum("ncr,ci->inr", seen, W))
     core = Core(
-        curvature=(product + product.T) / 2,
-        prior=jnp.diag(values) + _outside(found, jnp.einsum("ncr,ci->inr", seen, W)),
+        curvature=view.curvature(scaled),
+        prior=jnp.eye(singular.size, dtype=dtype) + outside,
         context=seen.reshape(-1, seen.shape[-1]),
         bound=(prior.variance(view.points, outputs).astype(dtype) + noise).reshape(-1),
     )
     norm = sum((d.squared_norm(residual[:, i]) for i, d in enumerate(found)), jnp.zeros((), dtype))
-    return FunctionSpace(basis, core, norm), _diagnose(core, found, noise)
+    structure = FunctionSpace(basis, singular, core, norm)
+    return structure, _diagnose(structure, found, noise)
 
 
 def _start(v: jax.Array, key: jax.Array) -> jax.Array:
@@ -253,22 +283,21 @@ def _start(v: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """U and D^2 of the thin SVD; directions that are rounding errors are left out."""
+    """U and D of the thin SVD; directions that are rounding errors are left out."""
     pairs = _eigenpairs(rows)
     singular = jnp.sqrt(pairs.eigenvalues)
-    # Squared, they are the eigenvalues of A: below this, A could not tell them from zero.
-    kept = singular > jnp.sqrt(singular.size * jnp.finfo(rows.dtype).eps) * singular[0]
+    kept = singular > jnp.sqrt(jnp.finfo(rows.dtype).eps) * singular[0]
     rank = max(1, int(jnp.sum(kept)))
     if not bool(jnp.isfinite(singular[0])) or float(singular[0]) == 0:
         raise ValueError(
             "the network's Jacobian at the context points is zero or not finite: its function "
             "there does not depend on the parameters"
         )
-    return pairs.basis[:, :rank], pairs.eigenvalues[:rank]
+    return pairs.basis[:, :rank], singular[:rank]
 
 
 def _outside(found: list[Decomposition], seen: jax.Array) -> jax.Array:
-    """U^T J^T (I - Q Q^T) J U / floor: the prior on what Lanczos left out."""
+    """B^T J^T (I - Q Q^T) J B / floor: the prior on what Lanczos left out."""
     total = jnp.zeros((seen.shape[-1],) * 2, seen.dtype)
     for d, g in zip(found, seen, strict=True):
         rest = d.rest(g)
@@ -281,19 +310,25 @@ def _warn_if_short(found: list[Decomposition], rank: int) -> None:
     if captured < 0.99:
         warnings.warn(
             f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance "
-            "at the context points; the rest counts as white noise. Raise rank, or use fewer context "
-            "points or a smoother kernel.",
+            "at the context points; the rest counts as white noise. Raise rank, or use fewer "
+            "context points or a smoother kernel.",
             FSPWarning,
             stacklevel=4,
         )
 
 
-def _diagnose(core: Core, found: list[Decomposition], noise: jax.Array) -> dict[str, Any]:
-    """At unit noise and unit prior precision; a posterior has its own in `.precision.posterior`."""
-    one = jnp.ones((), core.prior.dtype)
+def _diagnose(
+    structure: FunctionSpace, found: list[Decomposition], noise: jax.Array
+) -> dict[str, Any]:
+    """At unit noise and unit prior precision; a posterior has its own in `.precision.posterior`.
+
+    `spectrum` are the eigenvalues of D^2 + U^T G U, ascending, nothing dropped.
+    """
+    core, D = structure.core, structure.singular
+    one = jnp.ones((), D.dtype)
     posterior = core.posterior(one, one)
     return {
-        "spectrum": posterior.spectrum,
+        "spectrum": eigh(D[:, None] * (core.prior + core.curvature) * D)[0],
         "dropped": posterior.dropped,
         "slack": posterior.slack,
         "captured": jnp.stack([d.captured for d in found]),

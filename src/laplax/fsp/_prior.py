@@ -44,6 +44,8 @@ class GPPrior:
             one makes a stiff objective, and 1e-6 (1e-4 in float32) for the posterior.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from laplax.fsp import Linear, Matern52
         >>> prior = GPPrior(2.0 * Matern52(length_scale=0.3) + Linear())
         >>> print(prior.variance(jnp.asarray([0.0, 1.0]), outputs=1)[:, 0])
         [2. 3.]

@@ -65,7 +65,7 @@ def gp_regression(
         >>> x = jnp.asarray([0.0, 1.0])
         >>> mean, variance = gp_regression(RBF(), (x, jnp.sin(x)), 0.01, jnp.asarray([0.0]))
         >>> print(f"{mean[0, 0]:.3f} {variance[0, 0]:.3f}")
-        0.005 0.010
+        0.008 0.010
     """
     x, y, _ = _targets(data, Gaussian())
     checked, outputs = as_prior(prior), y.shape[1]

@@ -110,12 +110,12 @@ def _bounds(num: int, box: Box) -> tuple[jax.Array, jax.Array]:
         raise ValueError(f"the number of context points must be at least 1; got {num}")
     if not isinstance(box, tuple | list) or len(box) != 2:
         raise ValueError(f"a box is a pair (low, high); got {box!r}")
-    low, high = (np.asarray(side) for side in box)
-    dtype = jnp.result_type(*(s.dtype if s.dtype.kind == "f" else float for s in (low, high)))
-    low, high = np.broadcast_arrays(low, high)
+    low, high = np.broadcast_arrays(*(np.asarray(side) for side in box))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
         raise ValueError(f"a box needs finite bounds with low <= high; got {box!r}")
-    return jnp.asarray(low, dtype), jnp.asarray(high, dtype)
+    low, high = (x if x.dtype.kind == "f" else x.astype(float) for x in (low, high))
+    lower, upper = jnp.asarray(low), jnp.asarray(high)
+    return lower, upper.astype(lower.dtype)
 
 
 def _numpy(key: jax.Array | None) -> np.random.Generator | None:

@@ -1,104 +1,86 @@
 """Curvature and prior in a basis that a prior on the function spans (FSP-Laplace)."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cholesky, eigh, solve_triangular
+from .._linalg import cholesky, solve_triangular
 from .._tree import pytree
-from ._base import Precision, Projection, Structure
+from ._base import Precision, Projection, Structure, columns
+
+TOLERANCE = 1e-3  # a bound exceeded by less than this share is kept by shrinking, not by dropping
 
 
 @pytree
 class Core:
-    """All that is small: r x r matrices in the basis U, and U seen from the context points."""
+    """All that is small: r x r matrices in the basis B = U / D, and B seen from the context points.
 
-    curvature: jax.Array  # U^T G U
-    prior: jax.Array  # U^T J(C)^T K^-1 J(C) U
-    context: jax.Array  # J(C) U, (m, r): a row per context point and output
+    U and D are of the thin SVD of M = J(C)^T L. In B the prior's precision is close to the
+    identity, so nothing here is worse conditioned than the data make it.
+    """
+
+    curvature: jax.Array  # B^T G B
+    prior: jax.Array  # B^T J(C)^T K^-1 J(C) B
+    context: jax.Array  # J(C) B, (m, r): a row per context point and output
     bound: jax.Array  # k(c, c), (m,)
 
     def posterior(self, c: jax.Array, tau: jax.Array) -> "Truncated":
-        """A = tau A0 + c U^T G U, its truncated inverse root, and what was dropped."""
-        A = tau * self.prior + c * self.curvature
+        """A = tau A0 + c B^T G B on as many directions as the bound allows.
+
+        With A = C C^T the variance that the first j directions give is a sum of j squares, so
+        one triangular solve tells it for every j.
+        """
+        factor = cholesky(tau * self.prior + c * self.curvature)
+        squares = jnp.square(solve_triangular(factor, self.context.T))
+        variance = jnp.cumsum(squares, axis=0)  # (r, m): row j of the first j + 1 directions
         bound = self.bound / tau
-        spectrum, root, kept, dropped = truncated_root(A, self.context, bound)
-        variance = jnp.sum(jnp.square(self.context @ root), axis=-1)
-        # Rounding may exceed the bound where the posterior is the prior; then all of it shrinks.
-        positive = variance > 0
-        ratio = jnp.where(positive, bound / jnp.where(positive, variance, 1), 1)
+        kept = jnp.all(variance <= (1 + TOLERANCE) * bound, axis=1)
+        last = jnp.sum(jnp.where(kept[:, None], squares, 0), axis=0)
+        positive = last > 0
+        ratio = jnp.where(positive, bound / jnp.where(positive, last, 1), 1)
         shrink = jnp.minimum(1, jnp.min(ratio))
-        slack = jnp.min(1 - shrink * variance / bound)
-        return Truncated(spectrum, jnp.sqrt(shrink) * root, kept / shrink, dropped, slack)
+        slack = jnp.min(1 - shrink * last / bound)
+        return Truncated(factor, kept, jnp.sqrt(shrink), slack)
 
 
 @pytree
 class Truncated:
-    """The posterior in the basis. `slack` is the smallest 1 - posterior / prior variance."""
+    """The posterior in the basis B: covariance (shrink R)(shrink R)^T with R = C^-T, masked.
 
-    spectrum: jax.Array  # eigenvalues of A, ascending, nothing dropped
-    root: jax.Array  # symmetric; root root is the covariance
-    precision: jax.Array  # its pseudo-inverse
-    dropped: jax.Array
+    `slack` is the smallest 1 - posterior variance / prior variance over the context points.
+    """
+
+    factor: jax.Array  # C
+    kept: jax.Array  # which directions, the strongest under the prior first
+    shrink: jax.Array
     slack: jax.Array
 
+    @property
+    def dropped(self) -> jax.Array:
+        """How many directions the bound cost."""
+        return jnp.sum(~self.kept)
 
-@jax.custom_jvp
-def truncated_root(
-    A: jax.Array, context: jax.Array, bound: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Eigenvalues of A, and A^-1/2 and A without the k smallest pairs.
+    def root(self, v: jax.Array) -> jax.Array:
+        """R v: the covariance is R R^T."""
+        kept = jnp.where(self.kept, self.shrink, 0)
+        return solve_triangular(self.factor, columns(kept, v), trans=True)
 
-    k is the smallest number for which no context point has more variance than `bound`; where
-    the posterior is the prior the two are equal, so rounding is allowed for.
-    """
-    values, vectors = eigh(A)
-    kept = _kept(values, vectors, context, bound)
-    powers = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, values, 1)), 0)
-    root = (vectors * powers) @ vectors.T
-    matrix = (vectors * jnp.where(kept, values, 0)) @ vectors.T
-    return values, root, matrix, values.size - jnp.sum(kept)
+    def root_t(self, v: jax.Array) -> jax.Array:
+        """R^T v: |R^T v|^2 is the variance along v."""
+        return columns(jnp.where(self.kept, self.shrink, 0), solve_triangular(self.factor, v))
 
-
-def _kept(values: jax.Array, vectors: jax.Array, context: jax.Array, bound: jax.Array) -> jax.Array:
-    """Which eigenpairs stay. What is not positive is noise, and goes first."""
-    floor = values.size * jnp.finfo(values.dtype).eps * jnp.maximum(values[-1], 0)
-    positive = values > floor
-    each = jnp.square(context @ vectors) / jnp.where(positive, values, jnp.inf)
-    total = jnp.cumsum(each[:, ::-1], axis=1)[:, ::-1]  # the variance if pairs before i go
-    slack = 1 + jnp.sqrt(jnp.finfo(values.dtype).eps)
-    return positive & jnp.all(total <= slack * bound[:, None], axis=0)
+    def precision(self, v: jax.Array) -> jax.Array:
+        """The pseudo-inverse of the covariance times v: A on the kept directions."""
+        inside = columns(jnp.where(self.kept, 1 / self.shrink, 0), v)
+        product = self.factor @ (self.factor.T @ inside)
+        return columns(jnp.where(self.kept, 1 / self.shrink, 0), product)
 
 
-@truncated_root.defjvp
-def _truncated_root_jvp(primals: Any, tangents: Any) -> Any:
-    """Daleckii-Krein: divided differences, not eigenvectors, so equal eigenvalues do no harm.
-
-    What is kept is locally constant: `context` and `bound` have no derivative here.
-    """
-    A, context, bound = primals
-    values, vectors = eigh(A)
-    kept = _kept(values, vectors, context, bound)
-    tangent = tangents[0]
-    inner = vectors.T @ ((tangent + tangent.T) / 2) @ vectors
-    root = jnp.sqrt(jnp.where(kept, values, 1))
-    both = kept[:, None] & kept[None, :]
-    one = kept[:, None] ^ kept[None, :]
-    gap = jnp.where(one, values[:, None] - values[None, :], 1)
-
-    def difference(fn: jax.Array, inside: jax.Array) -> jax.Array:
-        """(fn_i - fn_j) / (s_i - s_j): `inside` where both stay, zero where none does."""
-        shown = jnp.where(kept, fn, 0)
-        mixed = (shown[:, None] - shown[None, :]) / gap
-        return jnp.where(both, inside, jnp.where(one, mixed, 0))
-
-    pair = root[:, None] * root[None, :] * (root[:, None] + root[None, :])
-    d_root = vectors @ (difference(1 / root, -1 / pair) * inner) @ vectors.T
-    d_matrix = vectors @ (difference(values, jnp.ones_like(pair)) * inner) @ vectors.T
-    out = truncated_root(A, context, bound)
-    none = jnp.zeros(out[3].shape, jax.dtypes.float0)
-    return out, (jnp.diagonal(inner), d_root, d_matrix, none)
+def _rows(posterior: Truncated, coordinates: jax.Array) -> jax.Array:
+    """R^T applied to the last axis of (n, C, r)."""
+    flat = posterior.root_t(coordinates.reshape(-1, coordinates.shape[-1]).T)
+    return flat.T.reshape(coordinates.shape)
 
 
 @pytree
@@ -109,7 +91,8 @@ class FunctionSpace(Structure):
     divided by it), one if not given. Outside of U nothing varies.
     """
 
-    basis: jax.Array  # U, (P, r)
+    basis: jax.Array  # U, (P, r) orthonormal
+    singular: jax.Array  # D, descending
     core: Core
     norm: jax.Array  # the squared RKHS norm of the network's function, m(C) subtracted
     own_prior: ClassVar[bool] = True
@@ -121,91 +104,96 @@ class FunctionSpace(Structure):
 
     def mv(self, v: jax.Array) -> jax.Array:
         """U (U^T G U) U^T v."""
-        return self.basis @ (self.core.curvature @ (self.basis.T @ v))
+        inner = columns(self.singular, self.basis.T @ v)
+        return self.basis @ columns(self.singular, self.core.curvature @ inner)
 
     def diagonal(self) -> jax.Array:
         """Of U (U^T G U) U^T."""
-        return jnp.sum((self.basis @ self.core.curvature) * self.basis, axis=-1)
+        scaled = self.basis * self.singular
+        return jnp.sum((scaled @ self.core.curvature) * scaled, axis=-1)
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "FunctionSpacePrecision":
-        """tau A0 + c U^T G U, truncated."""
+        """tau A0 + c B^T G B, truncated."""
         if prior.ndim:
             raise ValueError(
                 "the prior is a Gaussian process on the function; prior_prec is one number that "
                 "multiplies its precision, not one per layer or parameter"
             )
-        posterior = self.core.posterior(c, prior)
-        return FunctionSpacePrecision(self.basis, self.core, posterior, c, prior, self.norm)
+        return FunctionSpacePrecision(self, self.core.posterior(c, prior), c, prior)
 
     def spectral(self) -> "FunctionSpace":
         """It is small as it is."""
         return self
 
     def project(self, jacobian: jax.Array) -> "FunctionSpaceProjection":
-        """J U."""
-        return FunctionSpaceProjection(jacobian @ self.basis, self.core)
+        """J B."""
+        return FunctionSpaceProjection((jacobian @ self.basis) / self.singular, self.core)
 
 
 @pytree
 class FunctionSpaceProjection(Projection):
-    """J U A^-1 U^T J^T for any noise and any scale of the prior: an r x r eigenproblem each."""
+    """J B A^-1 B^T J^T for any noise and any scale of the prior: one small Cholesky each."""
 
-    coordinates: jax.Array  # J U, (n, C, r)
+    coordinates: jax.Array  # J B, (n, C, r)
     core: Core
     per_example: ClassVar[tuple[str, ...]] = ("coordinates",)
 
-    def _half(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        return self.coordinates @ self.core.posterior(c, prior).root
-
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
-        half = self._half(c, prior)
+        half = _rows(self.core.posterior(c, prior), self.coordinates)
         return jnp.einsum("ncr,ndr->ncd", half, half)
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
-        return jnp.sum(jnp.square(self._half(c, prior)), axis=-1)
+        half = _rows(self.core.posterior(c, prior), self.coordinates)
+        return jnp.sum(jnp.square(half), axis=-1)
 
 
 @pytree
 class FunctionSpacePrecision(Precision):
-    """Lambda on the span of U; its inverse is zero elsewhere."""
+    """Lambda on the span of the kept directions; its inverse is zero elsewhere."""
 
-    basis: jax.Array
-    core: Core
+    structure: FunctionSpace
     posterior: Truncated
     c: jax.Array
     prior: jax.Array
-    norm: jax.Array
 
     @property
     def size(self) -> int:
         """P."""
-        return self.basis.shape[-2]
+        return self.structure.size
 
     @property
     def dimension(self) -> jax.Array:
         """How many directions vary."""
-        return self.posterior.spectrum.size - self.posterior.dropped
+        return jnp.sum(self.posterior.kept).astype(self.prior.dtype)
 
-    def _apply(self, small: jax.Array, v: jax.Array) -> jax.Array:
-        return self.basis @ (small @ (self.basis.T @ v))
+    def _into(self, v: jax.Array) -> jax.Array:
+        """U^T v."""
+        return self.structure.basis.T @ v
+
+    def _out(self, v: jax.Array) -> jax.Array:
+        """U v."""
+        return self.structure.basis @ v
 
     def mv(self, v: jax.Array) -> jax.Array:
         """Lambda v; what lies outside of the kept directions is lost."""
-        return self._apply(self.posterior.precision, v)
+        D = self.structure.singular
+        return self._out(columns(D, self.posterior.precision(columns(D, self._into(v)))))
 
     def solve(self, v: jax.Array) -> jax.Array:
         """The covariance times v."""
-        return self._apply(self.posterior.root @ self.posterior.root, v)
+        return self.scale_mv(self.scale_t_mv(v))
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
-        """The symmetric root of the covariance times v."""
-        return self._apply(self.posterior.root, v)
+        """U D^-1 R U^T v."""
+        root = self.posterior.root(self._into(v))
+        return self._out(columns(1 / self.structure.singular, root))
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
-        """The scale is symmetric."""
-        return self.scale_mv(v)
+        """U R^T D^-1 U^T v."""
+        scaled = columns(1 / self.structure.singular, self._into(v))
+        return self._out(self.posterior.root_t(scaled))
 
     def variance(self) -> jax.Array:
         """Rows of the scale squared."""
@@ -213,27 +201,28 @@ class FunctionSpacePrecision(Precision):
 
     def covariance(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis: J U is narrower than J."""
-        half = (jacobian @ self.basis) @ self.posterior.root
+        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
         return jnp.einsum("ncr,ndr->ncd", half, half)
 
     def marginal(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis."""
-        return jnp.sum(jnp.square((jacobian @ self.basis) @ self.posterior.root), axis=-1)
+        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
+        return jnp.sum(jnp.square(half), axis=-1)
 
     def logdet_ratio(self) -> jax.Array:
-        """log det (I + c / tau A0^-1/2 U^T G U A0^-1/2), nothing truncated."""
+        """log det (I + c / tau A0^-1/2 B^T G B A0^-1/2), nothing truncated."""
         return 2 * jnp.sum(jnp.log(jnp.diagonal(self._inner_factor()[1])))
 
     def logdet(self) -> jax.Array:
         """The log pseudo-determinant: over the directions that vary."""
-        spectrum = self.posterior.spectrum
-        kept = jnp.arange(spectrum.size) >= self.posterior.dropped
-        return jnp.sum(jnp.where(kept, jnp.log(jnp.where(kept, spectrum, 1)), 0))
+        post = self.posterior
+        logs = jnp.log(jnp.diagonal(post.factor) * self.structure.singular / post.shrink)
+        return 2 * jnp.sum(jnp.where(post.kept, logs, 0))
 
     def prior_energy(self, offset: jax.Array) -> jax.Array:
         """The prior is one of functions: its squared norm does not depend on where theta is."""
         del offset
-        return self.prior * self.norm
+        return self.prior * self.structure.norm
 
     def effective_parameters(self) -> jax.Array:
         """tr (I + X)^-1 X with X of `logdet_ratio`."""
@@ -241,9 +230,10 @@ class FunctionSpacePrecision(Precision):
         return jnp.trace(solve_triangular(factor, solve_triangular(factor, ratio), trans=True))
 
     def _inner_factor(self) -> tuple[jax.Array, jax.Array]:
-        """X = c / tau C^-1 (U^T G U) C^-T with A0 = C C^T, and the Cholesky factor of I + X."""
-        C = cholesky(self.core.prior)
-        half = solve_triangular(C, self.core.curvature)
+        """X = c / tau C^-1 (B^T G B) C^-T with A0 = C C^T, and the Cholesky factor of I + X."""
+        core = self.structure.core
+        C = cholesky(core.prior)
+        half = solve_triangular(C, core.curvature)
         ratio = (self.c / self.prior) * solve_triangular(C, half.T)
         ratio = (ratio + ratio.T) / 2
         return ratio, cholesky(ratio + jnp.eye(ratio.shape[0], dtype=ratio.dtype))
@@ -251,4 +241,5 @@ class FunctionSpacePrecision(Precision):
     @property
     def scale(self) -> jax.Array:
         """A (P, r) array S with S S^T = Lambda^-1."""
-        return self.basis @ self.posterior.root
+        eye = jnp.eye(self.structure.singular.size, dtype=self.structure.singular.dtype)
+        return self._out(columns(1 / self.structure.singular, self.posterior.root(eye)))
