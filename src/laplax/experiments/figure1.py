@@ -10,8 +10,8 @@ GGN as its curvature, so that an ellipse need not follow the contours.
 
 The caption of the figure and the listing beside it disagree: theta_2 relu(theta_1 x + 1) on
 {(1, -1), (-1, -1)} there, theta_2 relu(theta_1 x - 1) on {(1, 1), (-1, -1)} here. This is the
-listing: its weights are the minimum of this energy with its prior precision, 0.2, but for a gradient
-of 0.001 that is left.
+listing: its weights are the minimum of this energy with its prior precision, 0.2, but for a
+gradient of 0.001 that is left.
 """
 
 import argparse
