@@ -5,16 +5,19 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from .. import _optim
 from .._data import progress_bar
 from .._tree import PyTree, pytree
 from ..curvature._operator import MEMORY_BUDGET
+
+if TYPE_CHECKING:
+    from optax import GradientTransformation
 
 Objective = Callable[[Mapping[str, Any]], jax.Array]
 
@@ -142,7 +145,7 @@ class GradientDescent(Method):
 
     num_steps: int = 300
     learning_rate: float = 0.1
-    optimizer: optax.GradientTransformation | None = None
+    optimizer: "GradientTransformation | None" = None
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
@@ -154,13 +157,12 @@ class GradientDescent(Method):
         self, objective: Any, initial: dict[str, Any], progress: bool | None
     ) -> tuple[dict[str, Any], Trace]:
         """Steps in compiled blocks; the best point on the way is the answer."""
-        optimizer = self.optimizer or default_optimizer(self.learning_rate, self.num_steps)
+        optimizer = self.optimizer or _optim.default_optimizer(self.learning_rate, self.num_steps)
         mean = initial.get("prior_mean")
         fixed = {} if mean is None else {"prior_mean": mean}
         free = {name: value for name, value in initial.items() if name != "prior_mean"}
         logs = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-            state = optimizer.init(logs)
+        state = _optim.start(optimizer, logs)
         points, values = [], []
         block = 50
         for start in progress_bar(
@@ -179,15 +181,9 @@ class GradientDescent(Method):
         return {**fixed, **chosen}, trace
 
 
-@functools.cache
-def default_optimizer(learning_rate: float, num_steps: int) -> optax.GradientTransformation:
-    """One object per setting, so that compiled code is found again."""
-    return optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _descend(
-    optimizer: optax.GradientTransformation,
+    optimizer: "GradientTransformation",
     steps: int,
     objective: Any,
     logs: PyTree,
@@ -200,9 +196,7 @@ def _descend(
     def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Any]:
         logs, state = carry
         value, gradient = jax.value_and_grad(value_of)(logs)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-            updates, state = optimizer.update(gradient, state, logs)
-        return (optax.apply_updates(logs, updates), state), (logs, value)
+        return _optim.step(optimizer, gradient, state, logs), (logs, value)
 
     (logs, state), (points, values) = jax.lax.scan(step, (logs, state), None, length=steps)
     return logs, state, points, values

@@ -5,7 +5,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.sparse.linalg import lobpcg_standard
 
 from .._data import Batch, Chunking, Loader, fold
 from .._linalg import eigh
@@ -88,5 +87,7 @@ def _lobpcg(
 
     def product(V: jax.Array) -> jax.Array:
         return scale * fold(add_product, jnp.zeros_like(V.T), data, inside, local, V.T).T
+
+    from jax.experimental.sparse.linalg import lobpcg_standard  # loads SciPy's sparse matrices
 
     return lobpcg_standard(product, start, m=max_iterations, tol=tol)

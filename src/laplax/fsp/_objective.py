@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from .. import _optim
 from .._data import Batch, Loader, as_batch, progress_bar
 from .._model import Model
 from .._problem import make_problem
 from .._tree import PyTree, is_concrete, pytree, static
 from ..likelihoods import Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior, check_positive_definite
+
+if TYPE_CHECKING:
+    from optax import GradientTransformation
 
 Context = Callable[[jax.Array], PyTree]  # key -> points
 
@@ -127,7 +130,7 @@ def train(
     key: jax.Array,
     num_steps: int = 1000,
     batch_size: int | None = None,
-    optimizer: optax.GradientTransformation | None = None,
+    optimizer: "GradientTransformation | None" = None,
     progress: bool | None = None,
 ) -> Trained:
     """Train a network under a prior on its function (Algorithm 1 of FSP-Laplace).
@@ -153,11 +156,10 @@ def train(
     problem = make_problem(
         model.fn, params, data, objective.likelihood, vmap_over_data=model.vmap_over_data
     )
-    optimiser = optimizer or optax.adam(optax.cosine_decay_schedule(1e-2, num_steps))
+    optimiser = optimizer or _optim.default_optimizer(1e-2, num_steps)
     draw = _context_sampler(context)
     params = problem.params
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-        state = optimiser.init(params)
+    state = _optim.start(optimiser, params)
     step = _make_step(optimiser)
     batch_key, context_key = jax.random.split(key)
     batches = _batches(problem.data, batch_size, batch_key)
@@ -215,7 +217,7 @@ def _batches(data: Batch | Loader, size: int | None, key: jax.Array) -> Iterator
         epoch += 1
 
 
-def _make_step(optimiser: optax.GradientTransformation) -> Callable[..., Any]:
+def _make_step(optimiser: "GradientTransformation") -> Callable[..., Any]:
     @jax.jit
     def step(
         objective: FSPObjective, params: PyTree, state: PyTree, batch: Batch, points: PyTree
@@ -225,9 +227,7 @@ def _make_step(optimiser: optax.GradientTransformation) -> Callable[..., Any]:
             return parts[0] + parts[1], parts
 
         gradient, parts = jax.grad(value, has_aux=True)(params)
-        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-            updates, state = optimiser.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, parts
+        return *_optim.step(optimiser, gradient, state, params), parts
 
     return step
 

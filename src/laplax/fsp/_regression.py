@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from .. import _optim
 from .._data import Batch, as_data, progress_bar, whole_batch
 from .._linalg import cholesky, solve_triangular
 from .._tree import PyTree, is_concrete
-from ..calibration._methods import default_optimizer
 from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
 
@@ -152,16 +151,13 @@ def fit_prior(
 def _ascend(
     loss: Callable[[Any], jax.Array], logs: list[jax.Array], num_steps: int, progress: bool | None
 ) -> tuple[list[jax.Array], jax.Array]:
-    optimizer = default_optimizer(0.1, num_steps)
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-        state = optimizer.init(logs)
+    optimizer = _optim.default_optimizer(0.1, num_steps)
+    state = _optim.start(optimizer, logs)
 
     @jax.jit
     def step(logs: list[jax.Array], state: Any) -> Any:
         value, gradient = jax.value_and_grad(loss)(logs)
-        with jax.numpy_dtype_promotion("standard"):
-            updates, state = optimizer.update(gradient, state, logs)
-        return optax.apply_updates(logs, updates), state, value
+        return *_optim.step(optimizer, gradient, state, logs), value
 
     values = []
     best, lowest = logs, float("inf")
