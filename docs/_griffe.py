@@ -1,7 +1,7 @@
 """What the reader of the source for the reference pages cannot know by itself.
 
-Doctests: docstrings here say `Example:`, or end in a bare doctest. Griffe knows `Examples:` alone, and
-Markdown takes `>>>` for quotations in quotations. Decorators: `@pytree` makes a dataclass.
+Doctests: docstrings here say `Example:`, or end in a bare doctest. Griffe knows `Examples:` alone,
+and Markdown takes `>>>` for quotations in quotations. Decorators: `@pytree` makes a dataclass.
 """
 
 import re

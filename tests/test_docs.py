@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs and prints what the page says; docstrings are true."""
+"""Every Python block of the documentation runs and prints what its page says; so do docstrings."""
 
 import contextlib
 import doctest

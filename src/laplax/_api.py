@@ -48,8 +48,8 @@ def laplace(
             or an iterable of such batches.
         loss_fn: `"mse"`, `"cross_entropy"`, `"binary_cross_entropy"`, `"poisson"`,
             `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`.
-        curv_type: How the curvature is kept: `"full"`, `"diagonal"`, `"hutchinson"`,
-            `"lanczos"`, `"lobpcg"`, or an `Estimator`.
+        curv_type: How the curvature is kept: `"full"`, `"diagonal"`, `"kfac"`, `"ekfac"`,
+            `"block_diagonal"`, `"hutchinson"`, `"lanczos"`, `"lobpcg"`, or an `Estimator`.
         curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
             or a `Curvature`.
         subset: The parameters that are random; the others stay at their values. `"last_layer"`,
