@@ -62,6 +62,24 @@ def test_the_code_on_the_page_runs(page):
                 assert same_text(shown, printed.getvalue()), printed.getvalue()
 
 
+@pytest.mark.parametrize(
+    "module",
+    ["", "estimators", "fsp", "likelihoods", "metrics", "plot", "predictives", "structures"],
+)
+def test_every_public_object_is_on_a_page_of_the_reference(module):
+    home = importlib.import_module(f"laplax.{module}".rstrip("."))
+    text = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: laplax(?:\.\w+)*\.(\w+)$", text, flags=re.M))
+    public = {
+        name
+        for name, thing in vars(home).items()
+        if callable(thing)
+        and not name.startswith("_")
+        and thing.__module__.startswith(home.__name__)
+    }
+    assert public - shown == set()
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_are_true(name):
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
