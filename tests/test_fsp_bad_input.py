@@ -33,6 +33,7 @@ CASES = {
     "context is a function": ({"context": lambda key: POINTS}, "not a function of a key"),
     "context with NaN": ({"context": POINTS.at[0].set(jnp.nan)}, "NaN or infinite"),
     "rank above the context": ({"rank": 11}, "rank=11 is more than the 10 context points"),
+    "no samples": ({"num_total_samples": 0}, "num_total_samples must be at least 1"),
     "rank of zero": ({"rank": 0}, "at least 1"),
     "too many kernels": (
         {"prior": GPPrior((fsp.RBF(), fsp.RBF()))},

@@ -82,14 +82,10 @@ def laplace(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    _check_counts(
-        num_total_samples=num_total_samples,
-        num_curv_samples=num_curv_samples,
-        batch_size=batch_size,
-        memory_budget=memory_budget,
-    )
-    operator = dataclasses.replace(
-        make_operator(problem, measured, subset),
+    operator = make_operator(
+        problem,
+        measured,
+        subset,
         num_total_samples=num_total_samples,
         num_curv_samples=num_curv_samples,
         batch_size=batch_size,
@@ -142,18 +138,30 @@ def curvature_mv(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return dataclasses.replace(make_operator(problem, measured, None), progress=progress)
+    return make_operator(problem, measured, None, progress=progress)
 
 
-def make_operator(problem: Problem, measured: Curvature, subset: Subset) -> CurvatureOperator:
-    """The curvature of a checked problem over the parameters that vary."""
+def make_operator(
+    problem: Problem,
+    measured: Curvature,
+    subset: Subset,
+    *,
+    progress: bool | None,
+    **counts: int | None,
+) -> CurvatureOperator:
+    """The curvature of a checked problem over the parameters that vary.
+
+    `counts` are the operator's fields of that kind: numbers of samples, batch size, memory budget.
+    """
+    _check_counts(**counts)
     measured.check(problem)
     example = problem.first.example()[0]
     masks = select(subset, problem.model, problem.params, example)
     space = ParamSpace.of(problem.params, masks)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     cost = model_cost(problem.model, problem.params, example)
-    return CurvatureOperator(local, problem.data, problem.output, cost)
+    given: dict[str, Any] = counts
+    return CurvatureOperator(local, problem.data, problem.output, cost, progress=progress, **given)
 
 
 def _resolve(

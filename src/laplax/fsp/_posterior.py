@@ -1,6 +1,5 @@
 """`fsp_laplace`: the posterior of a network under a Gaussian-process prior on its function."""
 
-import dataclasses
 import functools
 import math
 import warnings
@@ -105,8 +104,10 @@ def fsp_laplace(
     points = check_context(context, problem)
     outputs = math.prod(problem.output.shape)
     check_kernels(checked, points, problem.output.shape)
-    operator = dataclasses.replace(
-        make_operator(problem, measured, subset),
+    operator = make_operator(
+        problem,
+        measured,
+        subset,
         num_total_samples=num_total_samples,
         batch_size=batch_size,
         memory_budget=memory_budget,
