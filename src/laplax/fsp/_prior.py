@@ -121,12 +121,14 @@ class GPPrior:
         parts, rotation = self.components(residual.shape[1])
         if rotation is not None:
             residual = residual @ rotation.astype(residual.dtype)
-        white = []
         variance = jnp.mean(self.variance(x, residual.shape[1])).astype(residual.dtype)
         noise = self.training_jitter * variance
-        for i, part in enumerate(parts):
-            factor = cholesky(add_noise(part.matrix(x).astype(residual.dtype), noise))
-            white.append(solve_triangular(factor, residual[:, i]))
+        # Outputs that share a kernel share its factor.
+        factors = {
+            id(part): cholesky(add_noise(part.matrix(x).astype(residual.dtype), noise))
+            for part in set_of(parts)
+        }
+        white = [solve_triangular(factors[id(p)], residual[:, i]) for i, p in enumerate(parts)]
         return jnp.stack(white, axis=-1)
 
     def noise(self, x: PyTree, outputs: int, dtype: Any) -> jax.Array:
@@ -145,6 +147,11 @@ class GPPrior:
         if self.jitter is not None:
             return self.jitter
         return 1e-6 if jnp.finfo(dtype).bits > 32 else 1e-4
+
+
+def set_of(parts: tuple[Component, ...]) -> list[Component]:
+    """Each component once."""
+    return list({id(part): part for part in parts}.values())
 
 
 def add_noise(K: jax.Array, noise: jax.Array) -> jax.Array:
