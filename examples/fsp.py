@@ -64,7 +64,7 @@ def mlp(x, params):
 class CO2:
     """Years since 1958 in units of the training period, ppm standardised."""
 
-    name, units, steps, num_context = "CO2", "ppm", 8000, 400
+    name, units, steps, num_context = "CO2", "ppm", 6000, 400
 
     def __init__(self, path):
         with np.load(path) as file:
@@ -215,7 +215,7 @@ def function_space(problem, fitted, key):
         objective,
         problem.init(key),
         (x, y),
-        context=lambda key: context.uniform(100, problem.box, key),
+        context=points,
         key=key,
         num_steps=problem.steps,
     )
