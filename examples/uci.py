@@ -1,4 +1,4 @@
-"""UCI regression: linearised Laplace with every hyperparameter chosen by the evidence.
+"""UCI regression: a mixture of linearised Laplace, prior and noise chosen by the evidence.
 
 python examples/uci.py --data uci                       # six data sets, 20 splits each
 python examples/uci.py --data uci --sets yacht --splits 5
@@ -22,8 +22,9 @@ output bias. The posterior is that of the full GGN, its predictions those of the
 What is judged is a mixture of such Laplace approximations (Eschenhagen et al. 2021): five networks
 from different initial weights, each with prior precisions and noise of its own, and a predictive
 density that is the plain average of their five Gaussians. `member` is the mean log-likelihood of
-one network alone, `evidence` its log evidence per training point. Nothing is tuned on test points.
-All splits of a data set are trained and fitted at once, by `jax.vmap`.
+one network alone, `evidence` its log evidence per training point. Length of training and batch size
+were chosen once for all sets, by points held out of the training points of a few splits (boston,
+concrete, wine). All splits of a data set are trained and fitted at once, by `jax.vmap`.
 """
 
 import argparse
@@ -39,8 +40,8 @@ import optax
 from laplax import laplace, log_marginal_likelihood, predictive
 
 HIDDEN, ROUNDS, STEPS, LEARNING_RATE, BATCH = 50, 10, 500, 1e-2, 500
-STARTS = (1.0,) * 5  # prior precisions of the members; y has variance 1, the noise starts at NOISE
-NOISE = 0.1
+STARTS = (1.0,) * 5  # prior precision at the start, by member
+NOISE = 0.1  # at the start, where y has variance 1
 PRECISIONS = (1e-3, 1e5)  # where a group may go that the data say nothing about
 MC_DROPOUT = {  # RMSE and log-likelihood as published
     "boston": (2.90, -2.40),
