@@ -126,3 +126,22 @@ def test_a_subset_is_scaled_up_to_the_whole():
             **cases.EXACT[curv_type],
         )
         np.testing.assert_allclose(scaled.to_dense(), 10 * plain, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "loss_fn", ["mse", "cross_entropy", "binary_cross_entropy", "poisson", "heteroscedastic"]
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_many_vectors_at_once_give_what_each_gives_alone(loss_fn, dtype):
+    """At a size at which a compiler has gone wrong: 40,000 outputs for eight vectors."""
+    rng = np.random.default_rng(0)
+    outputs = 2 if loss_fn == "heteroscedastic" else 10
+    x = jnp.asarray(rng.standard_normal((4000, 3)), dtype)
+    shape = (4000,) if loss_fn in ("cross_entropy", "heteroscedastic") else (4000, 10)
+    y = jnp.asarray(rng.integers(0, 2, shape))
+    y = y if loss_fn == "cross_entropy" else y.astype(dtype)
+    params = jnp.asarray(rng.standard_normal((3, outputs)), dtype)
+    mv = laplax.curvature_mv(lambda input, params: input @ params, params, (x, y), loss_fn=loss_fn)
+    V = jnp.asarray(rng.standard_normal((8, 3 * outputs)), dtype)
+    alone = np.stack([np.asarray(mv.mv(v)) for v in V])
+    np.testing.assert_allclose(mv.mm(V), alone, rtol=1e-3, atol=1e-4 * np.abs(alone).max())

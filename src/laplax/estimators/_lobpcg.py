@@ -21,7 +21,9 @@ class Lobpcg(Estimator):
     """`"lobpcg"`: the leading `rank` eigenpairs by `jax.experimental.sparse.linalg`.
 
     JAX's routine takes fewer than P/5 eigenpairs and a product that it can trace. More of them
-    are taken from the dense matrix (`num_iterations` is then 0); a loader is refused.
+    are taken from the dense matrix (`num_iterations` is then 0); a loader is refused. `tol` is its
+    relative tolerance, 10 eps if not given: below what the dtype can reach it does not stop
+    and loses its basis, which is an error here.
     """
 
     rank: int = 20
@@ -63,11 +65,16 @@ class Lobpcg(Estimator):
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
         chunking = operator.chunking(operator.cost.activation_bytes * (1 + 6 * rank))
         args = (operator.local, operator.data, jnp.asarray(operator.scale, start.dtype), start)
-        values, vectors, iterations = _lobpcg(chunking, self.max_iterations, self.tol, *args)
-        if not bool(jnp.isfinite(values).all()):
+        tol = 10 * float(jnp.finfo(start.dtype).eps) if self.tol is None else self.tol
+        values, vectors, iterations = _lobpcg(chunking, self.max_iterations, tol, *args)
+        gram = vectors.T @ vectors - jnp.eye(rank, dtype=vectors.dtype)
+        limit = float(jnp.finfo(start.dtype).eps) ** 0.5
+        # Not a number fails this comparison, too.
+        if not bool(jnp.isfinite(values).all()) or not float(jnp.abs(gram).max()) <= limit:
             raise ValueError(
-                "JAX's LOBPCG broke down on this curvature (its eigenvalues are not finite), as it "
-                "does when the rank asked for exceeds the rank of the curvature; use "
+                "JAX's LOBPCG broke down on this curvature (its eigenvalues are not finite or its "
+                "basis is not orthonormal), as it does when the rank asked for exceeds the rank of "
+                "the curvature, or when tol is below what the dtype can reach; use "
                 "curv_type='lanczos', which does not"
             )
         return values, vectors, iterations
@@ -77,7 +84,7 @@ class Lobpcg(Estimator):
 def _lobpcg(
     chunking: Chunking,
     max_iterations: int,
-    tol: float | None,
+    tol: float,
     local: LocalCurvature,
     data: Batch,
     scale: jax.Array,

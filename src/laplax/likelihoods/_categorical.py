@@ -47,7 +47,9 @@ class Categorical(Likelihood):
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
         """(diag p - p p^T) v."""
         p = jax.nn.softmax(f, axis=-1)
-        return p * (v - jnp.sum(p * v, axis=-1, keepdims=True))
+        # Not sum(p * v): with one p for several v (vmap) jaxlib 0.10 miscompiles it on a CPU from
+        # 32,768 entries on.
+        return p * (v - jnp.vecdot(p, v)[..., None])
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
         """Draw labels."""
