@@ -394,6 +394,101 @@ def test_training_accepts_loaders_batches_and_fixed_points(sinusoid):
         assert bool(jnp.all(jnp.isfinite(trained.history["norm"])))
 
 
+def quadratic_minimum(objective, params, data, points):
+    """The smallest value of the objective of a model that is linear in its parameters."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+
+    def value(v):
+        return objective(unravel(v), data, points)
+
+    hessian = np.asarray(jax.hessian(value)(flat))
+    shift = np.linalg.lstsq(hessian, np.asarray(jax.grad(value)(flat)), rcond=1e-12)[0]
+    return float(value(flat - shift))
+
+
+# Rows are 2 (count + 5): fewer than parameters, and more.
+@pytest.mark.parametrize(("count", "degree"), [(4, 12), (40, 4)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gauss_newton_solves_a_linear_model(count, degree, weighted):
+    def linear(input, params):
+        features = jnp.stack([input**p for p in range(1, degree)])
+        return features @ params["w"] + params["b"]
+
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.uniform(-1, 1, count))
+    y = jnp.asarray(rng.standard_normal((count, 2)))
+    data = (x, y, jnp.asarray(rng.uniform(0, 2, count))) if weighted else (x, y)
+    params = {"w": jnp.asarray(rng.standard_normal((degree - 1, 2))), "b": jnp.zeros(2)}
+    points = jnp.linspace(-1, 1, 5)
+    objective = fsp_objective(
+        linear,
+        GPPrior(fsp.RBF(0.8), mean=0.5, coregionalisation=np.asarray([[1.0, 0.4], [0.4, 2.0]])),
+        loss_fn="mse",
+        num_total_samples=3 * count,
+        sigma_squared=0.1,
+    )
+    trained = train(
+        objective,
+        params,
+        data,
+        context=points,
+        key=jax.random.key(0),
+        num_steps=60,
+        optimizer="gauss_newton",
+    )
+    exact = quadratic_minimum(objective, params, data, points)
+    np.testing.assert_allclose(float(objective(trained.params, data, points)), exact, rtol=1e-8)
+    falls = np.diff(np.asarray(trained.history["nll"] + trained.history["norm"]))
+    assert np.all(falls < 0)
+    assert falls.size < 59  # it stops by itself
+
+
+def test_gauss_newton_gets_lower_than_adam(sinusoid):
+    _, _, params, data, prior = sinusoid
+    points = jnp.linspace(-2, 2, 40)[:, None]
+    objective = fsp_objective(
+        network, prior, loss_fn="mse", num_total_samples=60, sigma_squared=0.01
+    )
+    reached = {}
+    for optimizer, steps in (("gauss_newton", 20), (None, 200)):
+        trained = train(
+            objective,
+            params,
+            data,
+            context=points,
+            key=jax.random.key(0),
+            num_steps=steps,
+            optimizer=optimizer,
+        )
+        reached[optimizer] = float(objective(trained.params, data, points))
+    assert reached["gauss_newton"] < reached[None]
+
+
+def test_gauss_newton_with_labels_lowers_the_objective():
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.standard_normal((30, 2)))
+    y = jnp.asarray((np.asarray(x[:, 0]) > 0).astype(int) + (np.asarray(x[:, 1]) > 0))
+    params = jnp.asarray(0.1 * rng.standard_normal((2, 3)))
+    objective = fsp_objective(
+        lambda input, params: jnp.tanh(input @ params),
+        fsp.RBF(1.0),
+        loss_fn="cross_entropy",
+        num_total_samples=30,
+    )
+    trained = train(
+        objective,
+        params,
+        (x, y),
+        context="batch",
+        key=jax.random.key(0),
+        num_steps=30,
+        optimizer="gauss_newton",
+    )
+    gradient = jax.grad(lambda p: objective(p, (x, y), x))(trained.params)
+    first = jax.grad(lambda p: objective(p, (x, y), x))(params)
+    assert float(jnp.linalg.norm(gradient)) < 1e-2 * float(jnp.linalg.norm(first))
+
+
 def test_the_objective_scales_batches_and_measures_the_rkhs_norm():
     x = jnp.asarray([0.0, 0.4, 1.0])
     y = jnp.asarray([0.2, 0.1, -0.3])

@@ -107,6 +107,22 @@ def test_training_says_what_went_wrong():
         train(fine, PARAMS, (X, Y), context=POINTS, optimizer=optax.sgd(1e200), **given)
 
 
+def test_gauss_newton_says_what_it_needs(monkeypatch):
+    fine = fsp_objective(model_fn, fsp.RBF(), loss_fn="mse", num_total_samples=8)
+    given = {"key": jax.random.key(0), "num_steps": 3, "optimizer": "gauss_newton"}
+    for wrong in ({"context": lambda key: POINTS}, {"context": POINTS, "batch_size": 4}):
+        with pytest.raises(ValueError, match="one fixed objective"):
+            train(fine, PARAMS, (X, Y), **wrong, **given)
+    with pytest.raises(ValueError, match="the only name is 'gauss_newton'"):
+        train(fine, PARAMS, (X, Y), context=POINTS, **(given | {"optimizer": "adam"}))
+    bad = fsp_objective(model_fn, indefinite, loss_fn="mse", num_total_samples=8)
+    with pytest.raises(ValueError, match=r"smallest eigenvalue -.*jitter=.* would mend it"):
+        train(bad, PARAMS, (X, Y), context=POINTS, **given)
+    monkeypatch.setattr("laplax.fsp._gauss_newton.ROWS_LIMIT", 10)
+    with pytest.raises(ValueError, match="one gradient per output"):
+        train(fine, PARAMS, (X, Y), context=POINTS, **given)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

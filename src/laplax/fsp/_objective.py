@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from .. import _optim
-from .._data import Batch, Loader, as_batch, progress_bar
+from .._data import Batch, Loader, as_batch, progress_bar, whole_batch
 from .._model import Model
-from .._problem import make_problem
+from .._problem import Problem, make_problem
 from .._tree import PyTree, is_concrete, pytree, static
 from ..likelihoods import Likelihood, as_likelihood
+from ._gauss_newton import Parts, gauss_newton_steps
 from ._prior import GPPrior, as_prior, check_positive_definite
 
 if TYPE_CHECKING:
@@ -36,10 +37,9 @@ class FSPObjective:
 
     def __call__(self, params: PyTree, batch: Any, context: PyTree) -> jax.Array:
         """The scalar to be minimised."""
-        nll, norm = self.parts(params, batch, context)
-        return nll + norm
+        return self.parts(params, batch, context).value
 
-    def parts(self, params: PyTree, batch: Any, context: PyTree) -> tuple[jax.Array, jax.Array]:
+    def parts(self, params: PyTree, batch: Any, context: PyTree) -> Parts:
         """The scaled negative log-likelihood, and half the squared RKHS norm."""
         examples = batch if isinstance(batch, Batch) else as_batch(batch)
         f = self.model.batch(examples.input, params)
@@ -49,7 +49,8 @@ class FSPObjective:
         fit = jax.tree.map(jnp.sum, fits)
         noise = jnp.asarray(self.sigma_squared).astype(f.dtype)
         scale = jnp.asarray(self.num_total_samples / examples.num_examples, f.dtype)
-        return -scale * self.likelihood.log_likelihood(fit, noise), self.energy(params, context)
+        nll = -scale * self.likelihood.log_likelihood(fit, noise)
+        return Parts(nll, self.energy(params, context))
 
     def energy(self, params: PyTree, context: PyTree) -> jax.Array:
         """1/2 (f(C) - m(C))^T (K + jitter)^-1 (f(C) - m(C)); NaN if the kernel is not definite."""
@@ -130,7 +131,7 @@ def train(
     key: jax.Array,
     num_steps: int = 1000,
     batch_size: int | None = None,
-    optimizer: "GradientTransformation | None" = None,
+    optimizer: "GradientTransformation | str | None" = None,
     progress: bool | None = None,
 ) -> Trained:
     """Train a network under a prior on its function (Algorithm 1 of FSP-Laplace).
@@ -146,6 +147,9 @@ def train(
         num_steps: Steps of the optimiser.
         batch_size: Examples per step; None takes all of them.
         optimizer: Any optax transformation; by default Adam, 1e-2 with a cosine decay to zero.
+            `"gauss_newton"` takes Levenberg-Marquardt steps on all data and fixed points, each
+            as dear as a Jacobian, and stops before `num_steps` when none lowers the objective. On
+            stiff objectives (a sharp kernel, little noise) it gets much lower than Adam.
         progress: Show a progress bar; by default when a terminal is attached.
 
     Returns:
@@ -156,26 +160,87 @@ def train(
     problem = make_problem(
         model.fn, params, data, objective.likelihood, vmap_over_data=model.vmap_over_data
     )
-    optimiser = optimizer or _optim.default_optimizer(1e-2, num_steps)
     draw = _context_sampler(context)
+    if optimizer == "gauss_newton":
+        steps = _gauss_newton(objective, problem, draw, context, batch_size)
+    elif isinstance(optimizer, str):
+        raise ValueError(
+            f"optimizer={optimizer!r}: the only name is 'gauss_newton'; else hand over an optax "
+            "transformation such as optax.adam(1e-3)"
+        )
+    else:
+        optimiser = optimizer or _optim.default_optimizer(1e-2, num_steps)
+        steps = _first_order(objective, problem, draw, key, batch_size, optimiser)
+    return _run(steps, objective, problem, num_steps, progress)
+
+
+class Step(NamedTuple):
+    """Where a step led: parameters, the objective (before it, if first order), its points."""
+
+    params: PyTree
+    parts: Parts
+    points: PyTree
+
+
+def _run(
+    steps: Iterator[Step],
+    objective: FSPObjective,
+    problem: Problem,
+    num_steps: int,
+    progress: bool | None,
+) -> Trained:
     params = problem.params
-    state = _optim.start(optimiser, params)
-    step = _make_step(optimiser)
-    batch_key, context_key = jax.random.split(key)
-    batches = _batches(problem.data, batch_size, batch_key)
     bar: Any = progress_bar(range(num_steps), num_steps, "fsp training", progress)
-    history = []
-    for i in bar:
-        batch = next(batches)
-        points = batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
-        params, state, parts = step(objective, params, state, batch, points)
+    history: list[Parts] = []
+    for i, step in zip(bar, steps, strict=False):
+        params, parts, points = step
         history.append(parts)
         if i == 0 or (i + 1) % 100 == 0 or i + 1 == num_steps:
             _check_progress(parts, objective, points, problem.output.shape, i)
             if hasattr(bar, "set_postfix"):
-                bar.set_postfix(nll=float(parts[0]), norm=float(parts[1]))
-    nll, norm = (jnp.stack(values) for values in zip(*history, strict=True))
+                bar.set_postfix(nll=float(parts.nll), norm=float(parts.norm))
+    empty = jnp.zeros(0)  # Gauss-Newton that starts at the minimum takes no step
+    columns = zip(*history, strict=True) if history else ([empty], [empty])
+    nll, norm = (jnp.stack(list(values)).reshape(-1) for values in columns)
     return Trained(params, {"nll": nll, "norm": norm})
+
+
+def _first_order(
+    objective: FSPObjective,
+    problem: Problem,
+    draw: Context | None,
+    key: jax.Array,
+    batch_size: int | None,
+    optimiser: "GradientTransformation",
+) -> Iterator[Step]:
+    params, state = problem.params, _optim.start(optimiser, problem.params)
+    step = _make_step(optimiser)
+    batch_key, context_key = jax.random.split(key)
+    for i, batch in enumerate(_batches(problem.data, batch_size, batch_key)):
+        points = batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
+        params, state, parts = step(objective, params, state, batch, points)
+        yield Step(params, parts, points)
+
+
+def _gauss_newton(
+    objective: FSPObjective,
+    problem: Problem,
+    draw: Context | None,
+    context: Context | PyTree,
+    batch_size: int | None,
+) -> Iterator[Step]:
+    if batch_size is not None or callable(context):
+        raise ValueError(
+            "optimizer='gauss_newton' descends one fixed objective: leave batch_size out, and hand "
+            "over fixed context points, for example context=halton(200, box)"
+        )
+    batch = whole_batch(problem.data)
+    points = batch.input if draw is None else context
+    start = objective.parts(problem.params, batch, points)
+    _check_progress(start, objective, points, problem.output.shape, -1)
+    outputs = math.prod(problem.output.shape)
+    for params, parts in gauss_newton_steps(objective, problem.params, batch, points, outputs):
+        yield Step(params, parts, points)
 
 
 def _check_counts(num_steps: int, batch_size: int | None) -> None:
@@ -221,10 +286,10 @@ def _make_step(optimiser: "GradientTransformation") -> Callable[..., Any]:
     @jax.jit
     def step(
         objective: FSPObjective, params: PyTree, state: PyTree, batch: Batch, points: PyTree
-    ) -> tuple[PyTree, PyTree, tuple[jax.Array, jax.Array]]:
-        def value(params: PyTree) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[PyTree, PyTree, Parts]:
+        def value(params: PyTree) -> tuple[jax.Array, Parts]:
             parts = objective.parts(params, batch, points)
-            return parts[0] + parts[1], parts
+            return parts.value, parts
 
         gradient, parts = jax.grad(value, has_aux=True)(params)
         return *_optim.step(optimiser, gradient, state, params), parts
@@ -233,19 +298,19 @@ def _make_step(optimiser: "GradientTransformation") -> Callable[..., Any]:
 
 
 def _check_progress(
-    parts: tuple[jax.Array, jax.Array],
+    parts: Parts,
     objective: FSPObjective,
     points: PyTree,
     output: tuple[int, ...],
     step: int,
 ) -> None:
     """Training that went wrong stops, and says which part did."""
-    if bool(jnp.isfinite(parts[0])) and bool(jnp.isfinite(parts[1])):
+    if bool(jnp.isfinite(parts.nll)) and bool(jnp.isfinite(parts.norm)):
         return
-    if not bool(jnp.isfinite(parts[1])):
+    if not bool(jnp.isfinite(parts.norm)):
         check_positive_definite(objective.prior, points, math.prod(output))
     raise ValueError(
-        f"training diverged by step {step + 1}: negative log-likelihood {float(parts[0]):.4g}, "
-        f"RKHS term {float(parts[1]):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), "
+        f"training diverged by step {step + 1}: negative log-likelihood {float(parts.nll):.4g}, "
+        f"RKHS term {float(parts.norm):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), "
         "or a larger jitter of the prior, tames it."
     )
