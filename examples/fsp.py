@@ -111,6 +111,7 @@ class CO2:
             ax.plot(self.years, self.levels, "k.", markersize=2, label="observed")
             ax.axvline(1992, color="0.4", linewidth=1)
             ax.set(xlim=(1984, 2002.2), ylim=(335, 385), ylabel="CO2 in ppm", title=name)
+        axes[-1].set_xticks(range(1984, 2003, 2))
         axes[-1].set_xlabel("year (trained on data before 1992)")
         axes[0].legend(loc="upper left", ncols=3)
 

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ._enums import check_names
 from ._model import model_cost
 from ._problem import Problem, make_problem
-from ._tree import ParamSpace, PyTree, is_concrete
+from ._tree import ParamSpace, PyTree, all_finite, is_concrete
 from .curvature._kinds import Curvature, curvature_class
 from .curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
 from .estimators import ESTIMATORS, Estimator, estimator_class
@@ -228,7 +227,7 @@ def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
             f"{operator.size} parameters"
         )
     arrays = [x for x in jax.tree.leaves(structure) if hasattr(x, "dtype")]
-    if is_concrete(arrays) and not all(bool(jnp.isfinite(x).all()) for x in arrays):
+    if is_concrete(arrays) and not bool(all_finite(arrays)):
         raise ValueError(
             "the curvature is not finite although parameters and data are: the model or its "
             "derivatives overflow. Look at the model's outputs on the training data. (A callable "

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, is_concrete, leaf_names, pytree
+from ._tree import PyTree, all_finite, is_concrete, leaf_names, pytree
 
 FIELDS = ("input", "target", "weight")
 
@@ -26,7 +26,7 @@ class Batch:
     input: PyTree
     target: PyTree
     weight: jax.Array | None
-    index: jax.Array
+    index: Any  # (n,) integers
 
     @property
     def num_examples(self) -> int:
@@ -51,6 +51,10 @@ class Batch:
 
     def example(self) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of one input and one target."""
+        return self._example
+
+    @functools.cached_property
+    def _example(self) -> tuple[PyTree, PyTree]:
         return jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (self.input, self.target)
         )
@@ -203,7 +207,7 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
     if not jax.tree_util.all_leaves([arrays["weight"]]) and arrays["weight"] is not None:
         raise TypeError(f"data's weight must be one array; got {type(parts[2]).__name__}")
     size = _common_length(arrays)
-    index = jnp.arange(start, start + size, dtype=jnp.int32)
+    index = np.arange(start, start + size, dtype=np.int32)  # on the device when it is needed
     return Batch(arrays["input"], arrays["target"], arrays["weight"], index)
 
 
@@ -241,20 +245,20 @@ def check_finite(batch: Batch) -> None:
     if not is_concrete(batch):
         return
     fields = {"input": batch.input, "target": batch.target, "weight": batch.weight}
+    if not bool(all_finite(fields)):
+        _name_the_bad(fields)
+    if batch.weight is not None and bool(jnp.any(batch.weight < 0)):
+        raise ValueError("data's weight holds negative values; a weight multiplies the loss")
+
+
+def _name_the_bad(fields: dict[str, PyTree]) -> None:
     for name, leaf in zip(leaf_names(fields), jax.tree.leaves(fields), strict=True):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(_all_finite(leaf)):
+        if not bool(all_finite(leaf)):
             bad = int(jnp.sum(~jnp.isfinite(leaf)))
             raise ValueError(
                 f"data's {name} holds {bad} values that are NaN or infinite; remove or impute them"
                 " (a weight of 0 masks an example, but its values must still be finite)"
             )
-    if batch.weight is not None and bool(jnp.any(batch.weight < 0)):
-        raise ValueError("data's weight holds negative values; a weight multiplies the loss")
-
-
-@jax.jit
-def _all_finite(x: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(x))
 
 
 # -- folding over the data ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from ._tree import PyTree
+from ._tree import PyTree, by_shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,11 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
     """`model_fn` must take keywords `input` and `params`."""
     if not callable(model_fn):
         raise TypeError(f"model_fn must be callable; got {type(model_fn).__name__}")
+    _check_keywords(model_fn)
+
+
+@by_shapes
+def _check_keywords(model_fn: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(model_fn)
     except ValueError:  # builtins without a signature: the call itself will tell
@@ -61,6 +66,7 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
         ) from None
 
 
+@by_shapes
 def output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
     """Shape and dtype of the output for one example."""
     seen = example
@@ -91,6 +97,7 @@ class ModelCost:
     outputs: int  # C
 
 
+@by_shapes
 def model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
     """Bytes of all intermediate values of one example, and whether there are convolutions."""
     jaxpr = jax.make_jaxpr(model.one)(example, params).jaxpr

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ._data import Batch, Data, Loader, as_data
 from ._model import Model, check_signature, output_struct
-from ._tree import PyTree, is_concrete, leaf_names
+from ._tree import PyTree, all_finite, is_concrete, leaf_names
 from .likelihoods import Custom, Likelihood, as_likelihood
 
 
@@ -61,22 +61,24 @@ def check_params(params: PyTree) -> PyTree:
     leaves = jax.tree.leaves(params)
     if all(getattr(leaf, "size", 1) == 0 for leaf in leaves):
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
-    for name, leaf in zip(leaf_names(params), leaves, strict=True):
+    for i, leaf in enumerate(leaves):
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise TypeError(
-                f"params must be a pytree of arrays; the leaf {name!r} is a "
+                f"params must be a pytree of arrays; the leaf {leaf_names(params)[i]!r} is a "
                 f"{type(leaf).__name__}. Wrap numbers with jnp.asarray, and keep functions out "
                 "(equinox: params, static = eqx.partition(model, eqx.is_inexact_array))"
             )
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
-                f"params must be floating point; the leaf {name!r} is {leaf.dtype}. Close over "
+                f"params must be floating point; the leaf {leaf_names(params)[i]!r} is "
+                f"{leaf.dtype}. Close over "
                 "what is not differentiated: model_fn = lambda input, params: f(input, params, n)"
             )
-    arrays = jax.tree.map(jnp.asarray, params)
-    for name, leaf in zip(leaf_names(params), jax.tree.leaves(arrays), strict=True):
-        if is_concrete(leaf) and not bool(jnp.isfinite(leaf).all()):
-            raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")
+    arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
+    if is_concrete(arrays) and not bool(all_finite(arrays)):
+        finite = [bool(all_finite(leaf)) for leaf in jax.tree.leaves(arrays)]
+        name = leaf_names(params)[finite.index(False)]
+        raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")
     return arrays
 
 

@@ -1,16 +1,19 @@
 """Parameters as one flat vector: the order of leaves is `jax.tree.leaves`, each in C order."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 PyTree = Any
 Cls = TypeVar("Cls", bound=type)
+T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
@@ -44,6 +47,11 @@ class Elements:
     def of(cls, mask: np.ndarray) -> "Elements":
         """The entries at which a boolean mask is true."""
         return cls(np.flatnonzero(mask).astype(np.int64).tobytes())
+
+    @classmethod
+    def some(cls, mask: bool | np.ndarray) -> "Elements | None":
+        """None for a mask that is the same everywhere: a whole leaf, in or out."""
+        return cls.of(np.asarray(mask)) if np.any(mask) and not np.all(mask) else None
 
     @property
     def indices(self) -> np.ndarray:
@@ -101,11 +109,9 @@ class ParamSpace:
             shapes=tuple(tuple(leaf.shape) for leaf in leaves),
             dtypes=dtypes,
             dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
-            selected=tuple(bool(np.any(mask)) for mask in masks),
-            # A mask that is the same everywhere is a whole leaf, in or out.
+            selected=tuple(mask is True or bool(np.any(mask)) for mask in masks),
             elements=tuple(
-                Elements.of(np.asarray(mask)) if np.any(mask) and not np.all(mask) else None
-                for mask in masks
+                None if isinstance(mask, bool) else Elements.some(mask) for mask in masks
             ),
         )
 
@@ -210,5 +216,51 @@ def is_concrete(*trees: PyTree) -> bool:
 
     Inside `jax.jit` even an operation on known arrays is staged, so its result has no value.
     """
-    probe = jnp.zeros(())
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((trees, probe)))
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
+        return False
+    if core.get_opaque_trace_state() == _NO_TRACE:
+        return True
+    return not isinstance(jnp.zeros(()), jax.core.Tracer)  # `grad` alone stages nothing
+
+
+with jax.core.eval_context():
+    _NO_TRACE = core.get_opaque_trace_state()
+
+
+def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
+    """Call `fn(static, *trees)` once for every `static` and the shapes of the trees.
+
+    For what is read off a traced model: tracing costs more than a small fit. `fn` sees
+    `jax.ShapeDtypeStruct` in place of arrays.
+    """
+
+    @functools.lru_cache(maxsize=256)
+    def remembered(static: Any, treedef: Any, structs: tuple, wide: bool) -> T:
+        return fn(static, *jax.tree.unflatten(treedef, structs))
+
+    @functools.wraps(fn)
+    def call(static: Any, *trees: PyTree) -> T:
+        leaves, treedef = jax.tree.flatten(trees)
+        structs = tuple(
+            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+            for x in leaves
+        )
+        try:
+            hash(static)
+        except TypeError:  # a model with arrays inside: nothing to remember it by
+            return fn(static, *jax.tree.unflatten(treedef, structs))
+        wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        return remembered(static, treedef, structs, wide)
+
+    return call
+
+
+@jax.jit
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether every floating-point number of a pytree is finite: one call for all leaves."""
+    return jnp.all(jnp.asarray([_finite(x) for x in jax.tree.leaves(tree)] or [True]))
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+    return jnp.all(jnp.isfinite(x)) if inexact else jnp.asarray(True)

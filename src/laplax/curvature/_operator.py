@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._data import Batch, Chunking, Data, Loader, fold
 from .._model import Model, ModelCost
-from .._tree import ParamSpace, PyTree, is_concrete, pytree, static
+from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 
@@ -94,10 +94,7 @@ class CurvatureOperator:
         curvature = self.local.curvature
         assert isinstance(curvature, OuterProductCurvature)
         example = self.data.peek() if isinstance(self.data, Loader) else self.data
-        target = example.example()[1]
-        index = jax.ShapeDtypeStruct((), jnp.int32)
-        factor = functools.partial(curvature.factor, self.local.likelihood)
-        return jax.eval_shape(factor, self.output, target, index).shape[-1]
+        return _num_rows((curvature, self.local.likelihood), self.output, example.example()[1])
 
     @property
     def num_examples(self) -> int | None:
@@ -123,7 +120,7 @@ class CurvatureOperator:
         budget = min(self.memory_budget, CPU_CACHE) if in_cache and on_cpu else self.memory_budget
         fits = max(1, budget // max(bytes_per_example, 1))
         return Chunking(
-            min(self.batch_size or fits, self.num_examples or fits),
+            self.batch_size or even_size(self.num_examples or fits, fits),
             host_loop=self.cost.has_convolution and on_cpu,
         )
 
@@ -131,8 +128,8 @@ class CurvatureOperator:
         """G V for the rows of V, shape (k, P): one pass over the data."""
         # A linearised model keeps its activations, and every vector makes two more sets of them.
         chunking = self.chunking(self.cost.activation_bytes * (1 + 2 * V.shape[0]))
-        total = fold(add_product, jnp.zeros_like(V), self.data, chunking, self.local, V)
-        return total * jnp.asarray(self.scale, total.dtype)
+        zeros = jnp.zeros_like(V)
+        return self._scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
     def mv(self, v: jax.Array) -> jax.Array:
         """G v for a flat v, shape (P,)."""
@@ -148,10 +145,14 @@ class CurvatureOperator:
         per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes
         return self.fold(step, carry, self.chunking(per_row * self.rows_per_example))
 
-    def fold(self, step: Any, carry: jax.Array, chunking: Chunking, *args: PyTree) -> jax.Array:
+    def fold(self, step: Any, carry: Any, chunking: Chunking, *args: PyTree) -> Any:
         """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""
-        total = fold(step, carry, self.data, chunking, self.local, *args)
-        return total * jnp.asarray(self.scale, total.dtype)
+        return self._scaled(fold(step, carry, self.data, chunking, self.local, *args))
+
+    def _scaled(self, total: Any) -> Any:
+        if self.num_total_samples is None:
+            return total
+        return jax.tree.map(lambda x: x * jnp.asarray(self.scale, x.dtype), total)
 
     @property
     def program(self) -> Any:
@@ -160,6 +161,21 @@ class CurvatureOperator:
 
         example = self.data.peek() if isinstance(self.data, Loader) else self.data
         return trace_taps(self.local.model, self.local.params, example.example()[0])
+
+
+def even_size(count: int, most: int) -> int:
+    """At most `most` examples at once; if it costs little, a divisor: no rest to compile for."""
+    most = min(count, most)
+    return next((size for size in range(most, most // 2, -1) if count % size == 0), most)
+
+
+@by_shapes
+def _num_rows(kind: tuple[OuterProductCurvature, Likelihood], f: PyTree, y: PyTree) -> int:
+    """K: columns of the factor."""
+    curvature, likelihood = kind
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    factor = functools.partial(curvature.factor, likelihood)
+    return jax.eval_shape(factor, f, y, index).shape[-1]
 
 
 def subset_scale(total: int, seen: int | jax.Array) -> float | jax.Array:

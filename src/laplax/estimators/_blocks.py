@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch, fold
 from .._enums import check_names
@@ -87,8 +88,7 @@ class KFAC(BlockEstimator):
         plan = self._plan(operator, layers, self.approx == "reduce")
         sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
         scale = jnp.asarray(operator.scale, operator.space.dtype)
-        blocks = [_kronecker(layer, a, g, sums["count"]) for layer, a, g in _each(plan, sums)]
-        blocks = [dataclasses.replace(b, values=b.values * scale) for b in blocks]
+        blocks = _kronecker_blocks(plan, sums, scale)
         structure = _assemble(plan, operator, blocks, sums, scale)
         return structure, {"coverage": _coverage(plan, f"Kronecker ({self.approx})")}
 
@@ -156,10 +156,6 @@ def _require_whole_leaves(operator: CurvatureOperator) -> None:
         )
 
 
-def _each(plan: Plan, sums: dict[str, Any]) -> Any:
-    return zip(plan.layers, sums["inputs"], sums["outputs"], strict=True)
-
-
 def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
     columns = operator.rows_per_example
     cost = bytes_per_example(plan.program, operator.space, columns)
@@ -171,11 +167,11 @@ def _zero_factors(plan: Plan, operator: CurvatureOperator) -> dict[str, Any]:
     leaves, dtype = jax.tree.leaves(operator.local.params), operator.space.dtype
     shapes = [layer.shape for layer in plan.layers]
     return {
-        "inputs": [jnp.zeros((b, i, i), dtype) for b, i, _ in shapes],
-        "outputs": [jnp.zeros((b, o, o), dtype) for b, _, o in shapes],
-        "count": jnp.zeros((), dtype),
-        "dense": [jnp.zeros((leaves[i].size,) * 2, dtype) for i in plan.dense],
-        "diagonal": [jnp.zeros(leaves[i].shape, dtype) for i in plan.diagonal],
+        "inputs": [np.zeros((b, i, i), dtype) for b, i, _ in shapes],
+        "outputs": [np.zeros((b, o, o), dtype) for b, _, o in shapes],
+        "count": np.zeros((), dtype),
+        "dense": [np.zeros((leaves[i].size,) * 2, dtype) for i in plan.dense],
+        "diagonal": [np.zeros(leaves[i].shape, dtype) for i in plan.diagonal],
     }
 
 
@@ -227,16 +223,29 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
     return tapped.rows(i, like).reshape(-1, leaf.size)
 
 
+def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> list[KroneckerBlock]:
+    pairs = list(zip(sums["inputs"], sums["outputs"], strict=True))
+    parts = _decompose(pairs, scale / sums["count"])
+    return [
+        KroneckerBlock(values, left, right, layer.to_matrix, layer.from_matrix)
+        for layer, (values, left, right) in zip(plan.layers, parts, strict=True)
+    ]
+
+
+_eigen = jax.jit(eigh)
+
+
 @jax.jit
-def _eigen(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
-    values, vectors = eigh(matrix)
-    return jnp.maximum(values, 0), vectors
-
-
-def _kronecker(layer: Layer, a: jax.Array, g: jax.Array, count: jax.Array) -> KroneckerBlock:
-    (ea, qa), (eb, qb) = _eigen(a), _eigen(g)
-    values = ea[:, :, None] * eb[:, None, :] / count
-    return KroneckerBlock(values, qa, qb, layer.to_matrix, layer.from_matrix)
+def _decompose(
+    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array
+) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
+    """Eigenvalues and eigenvectors of every a (x) g: all layers in one compiled call."""
+    parts = []
+    for a, g in pairs:
+        (ea, left), (eg, right) = eigh(a), eigh(g)
+        values = jnp.maximum(ea, 0)[:, :, None] * jnp.maximum(eg, 0)[:, None, :]
+        parts.append((scale * values, left, right))
+    return parts
 
 
 def _assemble(
@@ -245,7 +254,8 @@ def _assemble(
     slices = operator.space.slices
     groups = [tuple(slices[i] for i in layer.leaves) for layer in plan.layers]
     for i, matrix in zip(plan.dense, sums["dense"], strict=True):
-        blocks.append(DenseBlock(*_eigen(scale * matrix)))
+        values, vectors = _eigen(scale * matrix)
+        blocks.append(DenseBlock(jnp.maximum(values, 0), vectors))
         groups.append((slices[i],))
     for i, values in zip(plan.diagonal, sums["diagonal"], strict=True):
         blocks.append(DiagonalBlock(scale * values.reshape(-1)))

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch
 from ..curvature import CurvatureOperator
@@ -28,12 +29,12 @@ class ExactDiagonal(Estimator):
         """One pass."""
         if operator.has_rows:
             program = operator.program
-            zeros = jnp.zeros(operator.size, operator.space.dtype)
+            zeros = [np.zeros(n, operator.space.dtype) for _, n in operator.space.slices.values()]
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
             chunking = operator.chunking(cost, in_cache=True)
-            values = operator.fold(_add_diagonal, zeros, chunking, program)
-            return Diagonal(values), {"coverage": coverage_of(program, operator.space)}
+            parts = operator.fold(_add_diagonal, zeros, chunking, program)
+            return Diagonal(_joined(parts)), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
@@ -43,9 +44,15 @@ class ExactDiagonal(Estimator):
 
 
 def _add_diagonal(
-    total: jax.Array, batch: Batch, local: LocalCurvature, program: Program
-) -> jax.Array:
-    return total + diagonal_of_batch(program, local, batch)
+    total: list[jax.Array], batch: Batch, local: LocalCurvature, program: Program
+) -> list[jax.Array]:
+    return jax.tree.map(jnp.add, total, diagonal_of_batch(program, local, batch))
+
+
+# A program of its own: XLA's CPU backend would compute the sums of a small leaf inside the loop
+# that concatenates, once per entry of all leaves, at times on pages that do not exist (masked
+# loads): three times slower than the rest of the fit together.
+_joined = jax.jit(jnp.concatenate)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

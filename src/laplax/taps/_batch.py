@@ -1,6 +1,7 @@
 """A batch run through the taps, and the exact diagonal of R^T R from them: no rows of length P."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,13 +100,12 @@ def run_taps(
     return Tapped(program, acts, gs, rows, space.dtype)
 
 
-def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> jax.Array:
-    """Column sums of the squared rows, shape (P,)."""
+def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> list[jax.Array]:
+    """Column sums of the squared rows: the flat part of every leaf that varies."""
     tapped = tap_batch(program, local, batch)
     leaves = jax.tree.leaves(local.params)
     space = local.space
-    parts = [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
-    return jnp.concatenate(parts)
+    return [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
 
 
 def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
@@ -155,6 +155,7 @@ def _uncovered_rows(
     return dict(zip(missing, rows, strict=True))
 
 
+@functools.lru_cache(maxsize=64)
 def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
     outs = sum(math.prod(s.shape) for s in program.out_structs)
@@ -170,6 +171,7 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     return columns * space.dtype.itemsize * (3 * outs + 2 * widest)
 
 
+@functools.lru_cache(maxsize=64)
 def coverage_of(program: Program, space: ParamSpace) -> Coverage:
     """How the diagonal of every leaf is computed."""
     rows, reasons, some = [], dict(program.uncovered), space.parts()

@@ -1,7 +1,6 @@
 """A traced model with taps: what is recorded, what is not covered, and the factors (a, g)."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._model import Model
-from .._tree import PyTree, leaf_names
+from .._tree import PyTree, by_shapes, leaf_names
 from ._interpret import Cell, Interpreter, whole_leaf
 from ._uses import Use
 
@@ -82,11 +81,11 @@ class Program:
         return acts, jax.vmap(pull)(columns)[0]
 
 
-@functools.lru_cache(maxsize=64)
-def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Program:
-    input, params = jax.tree.unflatten(treedef, structs)
+@by_shapes
+def trace_taps(model: Model, params: PyTree, input: PyTree) -> Program:
+    """The program of a model; traced once per model and shapes."""
     jaxpr = jax.make_jaxpr(model.one)(input, params)
-    leaves = structs[num_inputs:]
+    leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
     found: list[Interpreter] = []
 
@@ -106,10 +105,3 @@ def _trace(model: Model, treedef: Any, structs: tuple, num_inputs: int) -> Progr
         output_tap=interpreter.output_tap,
         read_once=frozenset(tap for tap, n in interpreter.readers.items() if n == 1),
     )
-
-
-def trace_taps(model: Model, params: PyTree, example: PyTree) -> Program:
-    """The program of a model; traced once per model and shapes."""
-    leaves, treedef = jax.tree.flatten((example, params))
-    structs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
-    return _trace(model, treedef, structs, len(jax.tree.leaves(example)))

@@ -1,0 +1,136 @@
+"""The side of the PyPI package laplax 0.0.2; one piece of work per process."""
+
+import jax
+import jax.numpy as jnp
+import networks
+from laplax.eval.pushforward import (
+    lin_pred_mean,
+    lin_pred_var,
+    lin_setup,
+    nonlin_pred_mean,
+    nonlin_pred_std,
+    nonlin_setup,
+    set_lin_pushforward,
+    set_nonlin_pushforward,
+)
+from laplax.util.tree import get_size
+from loguru import logger
+
+from laplax import calibration, laplace
+
+logger.remove()  # a line for every grid point would be timed, too
+
+CURVATURES = {
+    "full": {"curv_type": "full"},
+    "diagonal": {"curv_type": "diagonal"},
+    "lanczos20": {"curv_type": "lanczos", "rank": 20},
+    "lanczos50": {"curv_type": "lanczos", "rank": 50},
+    "lobpcg50": {"curv_type": "lobpcg", "rank": 50},
+    "last_layer": {"curv_type": "full"},
+}
+PRODUCTS_TIMED = 50  # of the P that a diagonal takes, where P is too many to wait for
+
+
+def wait(result):
+    """Until everything is computed."""
+    return jax.block_until_ready(result)
+
+
+class PeerLaplax:
+    """A problem, and the work on it."""
+
+    def __init__(self, problem, curvature):
+        self.problem, self.curvature = problem, curvature
+        params = networks.as_params(problem)
+        network = networks.NETWORKS[problem.kind]
+        if curvature == "last_layer":
+            self.fn = lambda input, params: network(input, [*frozen, params])
+            frozen, self.params = params[:-1], params[-1]
+        else:
+            self.fn, self.params = network, params
+        self.data = {"input": jnp.asarray(problem.x), "target": jnp.asarray(problem.y)}
+        self.new = {"input": jnp.asarray(problem.x_new), "target": jnp.asarray(problem.y_new)}
+        self.options = CURVATURES[curvature]
+        # Its squared error is the sum of (f - y)^2, twice ours: prior precision 2 and half of the
+        # covariance are the same posterior.
+        self.scale = 2.0 if problem.loss == "mse" else 1.0
+
+    def fit(self):
+        """The curvature: `posterior_fn`, ready for any prior."""
+        return laplace(self.fn, self.params, self.data, loss_fn=self.problem.loss, **self.options)
+
+    def part_of_fit(self):
+        """Some of the P products of a diagonal, and the share of the whole that they are."""
+        from laplax.api import GGN
+        from laplax.util.tree import basis_vector_from_index
+
+        product = GGN(self.fn, self.params, self.data, loss_fn=self.problem.loss)
+        size = get_size(self.params)
+
+        @jax.jit
+        def some(indices):
+            column = lambda i: product(basis_vector_from_index(i, self.params))  # noqa: E731
+            return jax.lax.map(lambda i: jax.tree.leaves(column(i))[0].sum(), indices)
+
+        indices = jnp.arange(PRODUCTS_TIMED)
+        return lambda: some(indices), PRODUCTS_TIMED / size
+
+    def answer(self, fitted):
+        """Predictive variances of the first points at unit prior and noise."""
+        made = self._linear(fitted[0])
+        variances = jax.lax.map(made, self.new["input"][:20])["pred_var"]
+        return (self.scale * variances).ravel().tolist()
+
+    def variance(self):
+        """Predictive variances of 1,000 points; the better of two ways to loop over them."""
+        made = self._linear(self.fit()[0])
+        x = self.new["input"]
+        ways = [
+            jax.jit(lambda x, size=size: jax.lax.map(made, x, batch_size=size)["pred_var"])
+            for size in (None, 50)
+        ]
+        return [lambda way=way: way(x) for way in ways]
+
+    def monte_carlo(self):
+        """30 sampled networks at 1,000 points."""
+        made = set_nonlin_pushforward(
+            model_fn=self.fn,
+            mean_params=self.params,
+            posterior_fn=self.fit()[0],
+            prior_arguments={"prior_prec": self.scale},
+            pushforward_fns=[nonlin_setup, nonlin_pred_mean, nonlin_pred_std],
+            key=jax.random.key(0),
+            num_samples=30,
+        )
+        run = jax.jit(jax.vmap(made))
+        return lambda: run(self.new["input"])
+
+    def grid(self, objective="nll", data=None):
+        """The best of 50 prior precisions by held-out NLL, as its `calibration` computes it."""
+        posterior_fn, estimate = self.fit()
+        labels = self.problem.loss == "cross_entropy"
+        return lambda: calibration(
+            posterior_fn,
+            self.fn,
+            self.params,
+            self.new if data is None else data,
+            loss_fn=self.problem.loss,
+            curv_estimate=estimate,
+            curv_type=self.options["curv_type"],
+            predictive_type="mean_field_0" if labels else "none",
+            calibration_objective=objective,
+            grid_size=50,
+        )[0]["prior_prec"]
+
+    def evidence(self):
+        """A grid of 50: it has no other search."""
+        return self.grid("marginal_log_likelihood", self.data)
+
+    def _linear(self, posterior_fn):
+        return set_lin_pushforward(
+            model_fn=self.fn,
+            mean_params=self.params,
+            posterior_fn=posterior_fn,
+            prior_arguments={"prior_prec": self.scale},
+            pushforward_fns=[lin_setup, lin_pred_mean, lin_pred_var],
+        )

@@ -1,0 +1,23 @@
+"""How a piece of work is timed, in every library the same way."""
+
+import resource
+import statistics
+import time
+
+
+def measure(run, wait, *, seconds=6.0, most=15, least=3):
+    """First call, median of the calls after it, and the process's peak memory in MB."""
+    start = time.perf_counter()
+    result = wait(run())
+    cold = time.perf_counter() - start
+    times = []
+    begin = time.perf_counter()
+    while len(times) < most and (len(times) < least or time.perf_counter() - begin < seconds):
+        if times and time.perf_counter() - begin > 10 * seconds:
+            break  # work of half a minute and more: once is enough
+        start = time.perf_counter()
+        result = wait(run())
+        times.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = {"cold": cold, "warm": statistics.median(times), "peak": peak, "calls": len(times)}
+    return found, result

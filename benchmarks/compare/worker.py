@@ -1,0 +1,72 @@
+"""Times one piece of work of one library and prints what it saw as JSON.
+
+    python worker.py LIBRARY PROBLEM WORK CURVATURE
+LIBRARY is ours, floors, laplax, or torch:BACKEND. Only the libraries of this process's environment
+are imported.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+
+import problems
+import timing
+
+
+def make(library, problem, curvature):
+    """The library's object for a problem, and its way to wait for results."""
+    if library == "ours":
+        import ours
+
+        return ours.Ours(problem, curvature), ours.wait
+    if library == "floors":
+        import floors
+        import jax
+
+        return floors.Floors(problem), jax.block_until_ready
+    if library == "laplax":
+        import peer_laplax
+
+        return peer_laplax.PeerLaplax(problem, curvature), peer_laplax.wait
+    import peer_torch
+
+    backend = library.removeprefix("torch:")
+    return peer_torch.PeerTorch(problem, curvature, backend), peer_torch.wait
+
+
+def run(library, name, work, curvature):
+    """Seconds, memory and answer of one piece of work."""
+    problem = problems.make(name)
+    subject, wait = make(library, problem, curvature)
+    if work == "fit":
+        found, fitted = timing.measure(subject.fit, wait)
+        return found | {"answer": subject.answer(fitted)}
+    made = getattr(subject, work)()
+    if work.startswith("part_of"):
+        made, share = made
+        found, _ = timing.measure(made, wait)
+        return {"cold": None, "warm": found["warm"] / share, "peak": found["peak"], "share": share}
+    ways = made if isinstance(made, list) else [made]
+    tried = [timing.measure(way, wait) for way in ways]
+    found, result = min(tried, key=lambda pair: pair[0]["warm"])
+    if work == "variance":
+        found["answer"] = [float(v) for v in result[:20].ravel()]
+    if work in ("grid", "evidence"):
+        found["answer"] = [float(result)]
+    return found
+
+
+def main():
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr):  # whatever a library prints
+        found = run(*sys.argv[1:])
+    found["seconds"] = time.perf_counter() - start
+    print(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # threads of a library that linger do not count
+
+
+if __name__ == "__main__":
+    main()
