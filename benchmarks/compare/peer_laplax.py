@@ -20,12 +20,13 @@ from laplax import calibration, laplace
 
 logger.remove()  # a line for every grid point would be timed, too
 
+KEY = jax.random.key(0)
 CURVATURES = {
     "full": {"curv_type": "full"},
     "diagonal": {"curv_type": "diagonal"},
-    "lanczos20": {"curv_type": "lanczos", "rank": 20},
-    "lanczos50": {"curv_type": "lanczos", "rank": 50},
-    "lobpcg50": {"curv_type": "lobpcg", "rank": 50},
+    "lanczos20": {"curv_type": "lanczos", "rank": 20, "key": KEY},
+    "lanczos50": {"curv_type": "lanczos", "rank": 50, "key": KEY},
+    "lobpcg50": {"curv_type": "lobpcg", "rank": 50, "key": KEY},
     "last_layer": {"curv_type": "full"},
 }
 PRODUCTS_TIMED = 50  # of the P that a diagonal takes, where P is too many to wait for

@@ -227,7 +227,7 @@ def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
             f"{operator.size} parameters"
         )
     arrays = [x for x in jax.tree.leaves(structure) if hasattr(x, "dtype")]
-    if is_concrete(arrays) and not bool(all_finite(arrays)):
+    if is_concrete(arrays) and not all_finite(arrays):
         raise ValueError(
             "the curvature is not finite although parameters and data are: the model or its "
             "derivatives overflow. Look at the model's outputs on the training data. (A callable "

@@ -245,7 +245,7 @@ def check_finite(batch: Batch) -> None:
     if not is_concrete(batch):
         return
     fields = {"input": batch.input, "target": batch.target, "weight": batch.weight}
-    if not bool(all_finite(fields)):
+    if not all_finite(fields):
         _name_the_bad(fields)
     if batch.weight is not None and bool(jnp.any(batch.weight < 0)):
         raise ValueError("data's weight holds negative values; a weight multiplies the loss")
@@ -253,7 +253,7 @@ def check_finite(batch: Batch) -> None:
 
 def _name_the_bad(fields: dict[str, PyTree]) -> None:
     for name, leaf in zip(leaf_names(fields), jax.tree.leaves(fields), strict=True):
-        if not bool(all_finite(leaf)):
+        if not all_finite(leaf):
             bad = int(jnp.sum(~jnp.isfinite(leaf)))
             raise ValueError(
                 f"data's {name} holds {bad} values that are NaN or infinite; remove or impute them"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._data import Batch, Data, Loader, as_data
 from ._model import Model, check_signature, output_struct
@@ -47,7 +48,8 @@ def make_problem(
     def validate(batch: Batch) -> None:
         _check_shapes(likelihood, output, batch)
         if is_concrete(batch):
-            likelihood.check_target_values(output.shape, batch.target)
+            # On the host, where looking at values compiles nothing.
+            likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
 
     if isinstance(checked, Loader):
         checked.validate = validate
@@ -75,8 +77,8 @@ def check_params(params: PyTree) -> PyTree:
                 "what is not differentiated: model_fn = lambda input, params: f(input, params, n)"
             )
     arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
-    if is_concrete(arrays) and not bool(all_finite(arrays)):
-        finite = [bool(all_finite(leaf)) for leaf in jax.tree.leaves(arrays)]
+    if is_concrete(arrays) and not all_finite(arrays):
+        finite = [all_finite(leaf) for leaf in jax.tree.leaves(arrays)]
         name = leaf_names(params)[finite.index(False)]
         raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")
     return arrays

@@ -255,12 +255,19 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+def all_finite(tree: PyTree) -> bool:
+    """Whether every floating-point number of a pytree is finite."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    if all(isinstance(x, np.ndarray) or x.devices() <= _cpus() for x in leaves):
+        return all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
+    return bool(_all_finite(leaves))
+
+
+@functools.cache
+def _cpus() -> frozenset[Any]:
+    return frozenset(jax.local_devices(backend="cpu"))
+
+
 @jax.jit
-def all_finite(tree: PyTree) -> jax.Array:
-    """Whether every floating-point number of a pytree is finite: one call for all leaves."""
-    return jnp.all(jnp.asarray([_finite(x) for x in jax.tree.leaves(tree)] or [True]))
-
-
-def _finite(x: jax.Array) -> jax.Array:
-    inexact = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.all(jnp.isfinite(x)) if inexact else jnp.asarray(True)
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in leaves]))

@@ -8,7 +8,7 @@ rows and is known by its products alone.
 import abc
 import dataclasses
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,14 @@ class OuterProductCurvature(Curvature):
         self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
     ) -> PyTree:
         """One linearisation of the batch serves all vectors, forward and back."""
-        f, push = jax.linearize(lambda p: model.batch(batch.input, p), params)
+        linear = jax.linearize(lambda p: model.batch(batch.input, p), params)
+        return self.linear_mm(likelihood, params, batch, linear, V)
+
+    def linear_mm(
+        self, likelihood: Likelihood, params: PyTree, batch: Batch, linear: Any, V: PyTree
+    ) -> PyTree:
+        """G V from a linearisation of the model on the batch, (f, push)."""
+        f, push = linear
         pull = jax.linear_transpose(push, params)
 
         # The root of the weight on either side: S S^T couples events whose weights differ.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch, Chunking, Data, Loader, fold
 from .._model import Model, ModelCost
@@ -34,6 +35,18 @@ class LocalCurvature:
         )
         return self.space.flatten(out, batch_ndim=1)
 
+    def linearise(self, batch: Batch) -> PyTree:
+        """What products need of the model on a batch: the outputs, and the derivative's program."""
+        return jax.linearize(lambda p: self.model.batch(batch.input, p), self.params)
+
+    def linear_mm(self, batch: Batch, linear: PyTree, V: jax.Array) -> jax.Array:
+        """G V, as `mm`, without running the model again."""
+        assert isinstance(self.curvature, OuterProductCurvature)
+        out = self.curvature.linear_mm(
+            self.likelihood, self.params, batch, linear, self.space.unflatten(V)
+        )
+        return self.space.flatten(out, batch_ndim=1)
+
     def rows(self, batch: Batch) -> jax.Array:
         """R with R^T R = G on the batch, shape (n K, P)."""
         assert isinstance(self.curvature, OuterProductCurvature)
@@ -49,6 +62,10 @@ class LocalCurvature:
         axes = (0, 0, 0, None if batch.weight is None else 0)
         tree = jax.vmap(one, in_axes=axes)(batch.input, batch.target, batch.index, batch.weight)
         return self.space.flatten(tree, batch_ndim=2).reshape(-1, self.space.size)
+
+
+_linearise = jax.jit(LocalCurvature.linearise)
+_linear_mm = jax.jit(LocalCurvature.linear_mm)
 
 
 def add_product(total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
@@ -72,6 +89,15 @@ class CurvatureOperator:
     batch_size: int | None = None
     memory_budget: int = MEMORY_BUDGET
     progress: bool | None = None
+    linear: PyTree = None  # of the model on all data, if products keep it
+
+    def linearised(self) -> "CurvatureOperator":
+        """The same operator for many products: the model runs once, if what it leaves fits."""
+        if isinstance(self.data, Loader) or not self.has_rows or self.batch_size is not None:
+            return self
+        if not self._fits_at_once(1):
+            return self
+        return dataclasses.replace(self, linear=_linearise(self.local, self.data))
 
     @property
     def space(self) -> ParamSpace:
@@ -109,6 +135,11 @@ class CurvatureOperator:
         seen = self.num_curv_samples or self.data.num_counted
         return subset_scale(self.num_total_samples, seen)
 
+    def scale_as(self, dtype: Any) -> Any:
+        """The scale as an array; from numbers, without a compiled conversion."""
+        scale = self.scale
+        return np.asarray(scale, dtype) if isinstance(scale, float) else jnp.asarray(scale, dtype)
+
     def require_passes(self, why: str) -> None:
         """Refuse one-shot data before work starts."""
         if isinstance(self.data, Loader):
@@ -126,10 +157,17 @@ class CurvatureOperator:
 
     def mm(self, V: jax.Array) -> jax.Array:
         """G V for the rows of V, shape (k, P): one pass over the data."""
-        # A linearised model keeps its activations, and every vector makes two more sets of them.
+        if self.linear is not None and self._fits_at_once(V.shape[0]):
+            return self._scaled(_linear_mm(self.local, self.data, self.linear, V))
         chunking = self.chunking(self.cost.activation_bytes * (1 + 2 * V.shape[0]))
         zeros = jnp.zeros_like(V)
         return self._scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
+
+    def _fits_at_once(self, vectors: int) -> bool:
+        """A linearised model keeps its activations, and every vector makes two more sets."""
+        assert isinstance(self.data, Batch)
+        size = self.cost.activation_bytes * self.data.num_examples
+        return size * (1 + 2 * vectors) <= self.memory_budget
 
     def mv(self, v: jax.Array) -> jax.Array:
         """G v for a flat v, shape (P,)."""

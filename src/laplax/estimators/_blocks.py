@@ -87,7 +87,7 @@ class KFAC(BlockEstimator):
         layers = find_layers(operator.program, self.joint_bias)
         plan = self._plan(operator, layers, self.approx == "reduce")
         sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
-        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        scale = operator.scale_as(operator.space.dtype)
         blocks = _kronecker_blocks(plan, sums, scale)
         structure = _assemble(plan, operator, blocks, sums, scale)
         return structure, {"coverage": _coverage(plan, f"Kronecker ({self.approx})")}
@@ -110,7 +110,7 @@ class EKFAC(KFAC):
         bases = [(block.left, block.right) for block in kept]
         zeros = [jnp.zeros_like(block.values) for block in kept]
         moments = _fold(operator, plan, _add_moments, zeros, bases)
-        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        scale = operator.scale_as(operator.space.dtype)
         better = [
             dataclasses.replace(block, values=scale * m)
             for block, m in zip(kept, moments, strict=True)
@@ -131,7 +131,7 @@ class ExactBlocks(BlockEstimator):
         _require_rows(operator)
         plan = self._plan(operator, ())
         sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
-        scale = jnp.asarray(operator.scale, operator.space.dtype)
+        scale = operator.scale_as(operator.space.dtype)
         structure = _assemble(plan, operator, [], sums, scale)
         return structure, {"coverage": _coverage(plan, "")}
 
@@ -187,8 +187,8 @@ def _add_factors(
         if plan.reduce:
             a, g = jnp.mean(a, axis=2, keepdims=True), jnp.sum(g, axis=3, keepdims=True)
         # Expand divides by N T: the T goes here, the N with the eigenvalues.
-        inputs.append(jnp.einsum("nbti,nbtj->bij", a, a) / a.shape[2])
-        outputs.append(jnp.einsum("nkbto,nkbtp->bop", g, g))
+        inputs.append(second_moment(a, 1) / a.shape[2])
+        outputs.append(second_moment(g, 2))
     dense = []
     for i in plan.dense:
         rows = _leaf_rows(tapped, i, leaves[i])
@@ -196,6 +196,15 @@ def _add_factors(
     diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
     new = {"inputs": inputs, "outputs": outputs, "dense": dense, "diagonal": diagonal}
     return jax.tree.map(jnp.add, sums, {**new, "count": jnp.sum(seen)})
+
+
+def second_moment(x: jax.Array, axis: int) -> jax.Array:
+    """Sum over all but groups b (at `axis`) and entries i of x_bi x_bj, shape (b, i, i)."""
+    if x.shape[axis] == 1:  # a plain GEMM: XLA would copy a transpose for a batch of one
+        rows = x.reshape(-1, x.shape[-1])
+        return jax.lax.dot_general(rows, rows, (((0,), (0,)), ((), ())))[None]
+    groups = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1, x.shape[-1])
+    return jnp.einsum("bmi,bmj->bij", groups, groups)
 
 
 def _add_moments(
@@ -225,7 +234,7 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
 
 def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> list[KroneckerBlock]:
     pairs = list(zip(sums["inputs"], sums["outputs"], strict=True))
-    parts = _decompose(pairs, scale / sums["count"])
+    parts = _decompose(pairs, scale, sums["count"])
     return [
         KroneckerBlock(values, left, right, layer.to_matrix, layer.from_matrix)
         for layer, (values, left, right) in zip(plan.layers, parts, strict=True)
@@ -237,14 +246,14 @@ _eigen = jax.jit(eigh)
 
 @jax.jit
 def _decompose(
-    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array
+    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array, count: jax.Array
 ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
     """Eigenvalues and eigenvectors of every a (x) g: all layers in one compiled call."""
     parts = []
     for a, g in pairs:
         (ea, left), (eg, right) = eigh(a), eigh(g)
         values = jnp.maximum(ea, 0)[:, :, None] * jnp.maximum(eg, 0)[:, None, :]
-        parts.append((scale * values, left, right))
+        parts.append((scale / count * values, left, right))
     return parts
 
 

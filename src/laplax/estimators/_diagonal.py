@@ -71,6 +71,7 @@ class Hutchinson(Estimator):
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Blocks of probes share a pass over the data."""
+        operator = operator.linearised()
         dtype, block = operator.space.dtype, 16
         mean = jnp.zeros(operator.size, dtype)
         spread = jnp.zeros(operator.size, dtype)

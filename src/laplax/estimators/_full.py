@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch
 from .._linalg import eigh
@@ -78,10 +79,12 @@ def _write_rows(buffer: jax.Array, batch: Batch, local: LocalCurvature) -> jax.A
 
 
 def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
-    buffer = jnp.zeros((rows, operator.size), operator.space.dtype)
-    # fold_rows scales by the factor that belongs to G; rows carry its root.
-    scale = jnp.asarray(operator.scale, buffer.dtype)
-    return _eigenpairs(operator.fold_rows(_write_rows, buffer) / jnp.sqrt(scale))
+    buffer: Any = np.zeros((rows, operator.size), operator.space.dtype)
+    filled = operator.fold_rows(_write_rows, buffer)
+    if operator.num_total_samples is not None:
+        # fold_rows scales by the factor that belongs to G; rows carry its root.
+        filled = filled / jnp.sqrt(jnp.asarray(operator.scale, filled.dtype))
+    return _eigenpairs(filled)
 
 
 @jax.jit

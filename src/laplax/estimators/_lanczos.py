@@ -43,7 +43,8 @@ class Lanczos(Estimator):
         key = jax.random.key(0) if self.key is None else self.key
         start_key = jax.random.fold_in(key, steps)
         start = jax.random.normal(start_key, (size,), operator.space.dtype)
-        basis, alpha, beta = tridiagonalise(operator.mv, start, steps, key, operator.progress)
+        mv = operator.linearised().mv
+        basis, alpha, beta = tridiagonalise(mv, start, steps, key, operator.progress)
         values, vectors, residuals = _ritz(basis, alpha, beta, rank)
         values = settle_negative(values, operator)
         kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows

@@ -96,7 +96,7 @@ class Categorical(Likelihood):
                     f"found labels from {low} to {high}"
                 )
             return
-        worst = float(jnp.max(jnp.abs(jnp.sum(y, axis=-1) - 1.0)))
+        worst = float(abs(y.sum(axis=-1) - 1.0).max())
         if float(y.min()) < 0 or worst > 1e-2:
             raise ValueError(
                 "probability targets must be non-negative and sum to 1 over the last axis; found "

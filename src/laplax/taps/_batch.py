@@ -129,8 +129,11 @@ def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
 def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
     """Sum over n, k of (sum_t a_nbti g_nkbto)^2, for a (n, B, T, I) and g (n, K, B, T, O)."""
     if a.shape[2] == 1:  # a weight used once by an example: one GEMM over the batch
-        squares = jnp.sum(jnp.square(g), axis=1)
-        return jnp.einsum("nbti,nbto->bio", jnp.square(a), squares)
+        squares = jnp.square(a), jnp.sum(jnp.square(g), axis=1)
+        if a.shape[1] == 1:  # XLA would copy a transpose for a batch of one
+            left, right = (s[:, 0, 0] for s in squares)
+            return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))[None]
+        return jnp.einsum("nbti,nbto->bio", *squares)
     gradients = jnp.einsum("nbti,nkbto->nbiko", a, g)
     return jnp.sum(jnp.square(gradients), axis=(0, 3))
 

@@ -72,14 +72,17 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
     if leaf.size >= 2**24:
         return None
     with jax.ensure_compile_time_eval():  # which entry is added where: known from shapes alone
-        numbers = jnp.arange(leaf.size, dtype=jnp.float32).reshape(leaf.shape)
+        # NumPy arrays, so that nothing is compiled for it.
+        numbers: Any = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
         added = np.asarray(bias.apply(numbers.astype(leaf.dtype), None), np.float32)
-        where = np.asarray(layout(jnp.arange(math.prod(struct.shape)).reshape(struct.shape)))
+        places: Any = np.arange(math.prod(struct.shape)).reshape(struct.shape)
+        where = np.asarray(layout(places))
         if where.shape != added.shape:  # the product is spread over the bias
             return None
         placed = np.empty(where.size, np.float32)
         placed[where.ravel()] = added.ravel()
-        order = np.asarray(use.out(jnp.asarray(placed.reshape(struct.shape))))
+        values: Any = placed.reshape(struct.shape)
+        order = np.asarray(use.out(values))
     if leaf.dtype.itemsize < 4 or order.shape[0] != 1 or order.shape[2] != leaf.size:
         return None
     if not (order == order[:, :1]).all() or sorted(order[0, 0]) != list(range(leaf.size)):
