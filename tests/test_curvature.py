@@ -1,5 +1,6 @@
 """Every curvature product against explicit Jacobians and `jax.hessian`."""
 
+import dataclasses
 import functools
 
 import jax
@@ -145,3 +146,27 @@ def test_many_vectors_at_once_give_what_each_gives_alone(loss_fn, dtype):
     V = jnp.asarray(rng.standard_normal((8, 3 * outputs)), dtype)
     alone = np.stack([np.asarray(mv.mv(v)) for v in V])
     np.testing.assert_allclose(mv.mm(V), alone, rtol=1e-3, atol=1e-4 * np.abs(alone).max())
+
+
+@pytest.mark.parametrize("kind", ["ggn", "fisher_mc", "fisher_empirical"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_products_of_a_kept_linearisation_are_the_same(kind, weighted):
+    y = cases.TARGETS["cross_entropy"]
+    data = (X, y, jnp.linspace(0.0, 2.0, len(X))) if weighted else (X, y)
+    options = {"loss_fn": "cross_entropy", "curvature": cases.CURVATURES[kind]}
+    operator = laplax.curvature_mv(cases.mlp_fn, PARAMS, data, **options)
+    kept = operator.linearised()
+    assert kept.linear is not None
+    V = cases.random(3, SPACE.size, seed=13)
+    np.testing.assert_allclose(kept.mm(V), operator.mm(V), rtol=1e-12, atol=1e-12)
+
+
+def test_a_linearisation_that_does_not_fit_is_not_kept():
+    y = cases.TARGETS["cross_entropy"]
+    operator = laplax.curvature_mv(cases.mlp_fn, PARAMS, (X, y), loss_fn="cross_entropy")
+    assert dataclasses.replace(operator, memory_budget=100).linearised().linear is None
+    loader = laplax.curvature_mv(cases.mlp_fn, PARAMS, [(X, y)], loss_fn="cross_entropy")
+    assert loader.linearised() is loader
+    tight = dataclasses.replace(operator.linearised(), memory_budget=100)  # many vectors
+    V = cases.random(3, SPACE.size, seed=13)
+    np.testing.assert_allclose(tight.mm(V), operator.mm(V), rtol=1e-12, atol=1e-12)

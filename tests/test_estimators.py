@@ -128,3 +128,25 @@ def test_full_is_the_same_on_either_side():
 
 def fit_loader(data):
     return laplax.laplace(linear, jnp.zeros(P), [data], loss_fn="mse", curv_type="full")[1]
+
+
+@pytest.mark.parametrize("curv_type", ["full", "diagonal", "kfac", "ekfac", "lanczos"])
+def test_a_second_fit_does_not_trace_the_model(curv_type):
+    calls = []
+
+    def counted(input, params):
+        calls.append(1)
+        return cases.mlp_fn(input, params)
+
+    data = (cases.random(7, 2, seed=4), cases.TARGETS["cross_entropy"])
+    options = {"rank": 3} if curv_type == "lanczos" else {}
+
+    def fit(params):
+        return laplax.laplace(
+            counted, params, data, loss_fn="cross_entropy", curv_type=curv_type, **options
+        )
+
+    fit(cases.mlp())
+    seen = len(calls)
+    fit(jax.tree.map(lambda x: 2 * x, cases.mlp()))
+    assert len(calls) == seen
