@@ -18,7 +18,7 @@ class Problem:
     """`kind` says which network the workers build around `weights`."""
 
     name: str
-    kind: str  # "mlp" or "cnn"
+    kind: str  # "mlp", "cnn", "resnet" or "transformer"
     loss: str  # "mse" or "cross_entropy"
     weights: list[tuple[np.ndarray, np.ndarray]]
     x: np.ndarray
@@ -48,8 +48,35 @@ def _labelled(rng, shape, count):
     return x, rng.integers(0, CLASSES, count)
 
 
+def _convolutions(rng, channels):
+    return [
+        (
+            (rng.standard_normal((3, 3, a, b)) / (9 * a) ** 0.5).astype(np.float32),
+            np.zeros(b, np.float32),
+        )
+        for a, b in channels
+    ]
+
+
+def _resnet(rng):
+    """ResNet-20 for 32 x 32 images, batch norms folded into the convolutions."""
+    stages = [(16, 16)] * 6 + [(16, 32)] + [(32, 32)] * 5 + [(32, 64)] + [(64, 64)] * 5
+    return _convolutions(rng, [(3, 16), *stages]) + _dense(rng, 64, CLASSES)
+
+
+VOCABULARY, LENGTH, WIDTH = 200, 16, 64
+
+
+def _transformer(rng):
+    """Two blocks; the first pair is the table of tokens and that of places."""
+    table = rng.standard_normal((VOCABULARY, WIDTH)).astype(np.float32)
+    places = rng.standard_normal((LENGTH, WIDTH)).astype(np.float32)
+    block = [(WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)]
+    return [(table, places)] + [_dense(rng, *s)[0] for s in block * 2] + _dense(rng, WIDTH, CLASSES)
+
+
 def make(name, count=None):
-    """Problem (a), (b), (c) or (d); `count` examples instead of its own number."""
+    """Problem (a) to (f); `count` examples instead of its own number."""
     rng = np.random.default_rng(ord(name))
     if name in "ab":
         sizes, own = {"a": ((1, 50, 50, 1), 150), "b": ((8, 50, 1), 10_000)}[name]
@@ -59,16 +86,16 @@ def make(name, count=None):
         return Problem(name, "mlp", "mse", weights, x, y, *new)
     if name == "c":
         weights, shape, own, kind = _dense(rng, 784, 256, 128, CLASSES), (784,), 6000, "mlp"
-    else:
-        channels = (3, 16, 32, 64)
-        weights = [
-            (
-                (rng.standard_normal((3, 3, a, b)) / (9 * a) ** 0.5).astype(np.float32),
-                np.zeros(b, np.float32),
-            )
-            for a, b in itertools.pairwise(channels)
-        ]
+    elif name == "d":
+        weights = _convolutions(rng, itertools.pairwise((3, 16, 32, 64)))
         weights += _dense(rng, 4 * 4 * 64, CLASSES)
         shape, own, kind = (32, 32, 3), 2000, "cnn"
+    elif name == "e":
+        weights, shape, own, kind = _resnet(rng), (32, 32, 3), 500, "resnet"
+    else:
+        weights, kind = _transformer(rng), "transformer"
+        x, x_new = (rng.integers(0, VOCABULARY, (n, LENGTH)) for n in (count or 1000, 1000))
+        y, y_new = (rng.integers(0, CLASSES, len(tokens)) for tokens in (x, x_new))
+        return Problem(name, kind, "cross_entropy", weights, x, y, x_new, y_new)
     x, y = _labelled(rng, shape, count or own)
     return Problem(name, kind, "cross_entropy", weights, x, y, *_labelled(rng, shape, 1000))

@@ -72,6 +72,14 @@ FITS = [
     fit("d", "lanczos20", floor="product", floors=20, least_laplax=5, most_floors=1.25, same=False),
 ]  # fmt: skip
 
+FITS += [
+    fit("e", curvature, laplax=None, floor="gradient") for curvature in
+    ("last_layer", "diagonal", "kfac")
+] + [
+    fit("f", curvature, laplax=None, floor="gradient") for curvature in
+    ("last_layer", "diagonal", "kfac", "ekfac")
+]  # fmt: skip
+
 VARIANCES = [
     Row(
         "a",

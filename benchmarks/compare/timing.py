@@ -5,7 +5,7 @@ import statistics
 import time
 
 
-def measure(run, wait, *, seconds=6.0, most=15, least=3):
+def measure(run, wait, *, seconds=3.0, most=15, least=3):
     """First call, median of the calls after it, and the process's peak memory in MB."""
     start = time.perf_counter()
     result = wait(run())
