@@ -98,10 +98,14 @@ def machine(home):
     return about
 
 
-def report(results, about, out, stem):
-    """JSON, Markdown and a picture."""
+def store(results, about, out, stem):
+    """After every row, so that a run that is stopped is not lost."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{stem}.json").write_text(json.dumps({"about": about, "rows": results}, indent=1))
+
+
+def report(results, about, out, stem):
+    """Markdown and a picture."""
     lines = [f"- {name}: {value}" for name, value in about.items()]
     text = "\n".join([*lines, "", table.markdown(results), ""])
     (out / f"{stem}.md").write_text(text)
@@ -127,6 +131,7 @@ def main():
         parser.error(f"no row's name contains {args.only!r}")
     about = machine(args.environments)
     results, floors = {}, {}
+    stem = "quick" if args.quick else "full" if not args.only else "part"
     for i, row in enumerate(wanted):
         start = time.perf_counter()
         found = measure(row, args.environments, floors)
@@ -135,9 +140,9 @@ def main():
             print(f"{row.name}: {found['ours']['error']}")
             return 1
         results[row.name] = found
+        store(results, about, args.out, stem)
         said = "; ".join(table.missed(row, found)) or "all targets"
         print(f"[{i + 1}/{len(wanted)}] {row.name}: {said} ({took:.0f} s)", flush=True)
-    stem = "quick" if args.quick else "full" if not args.only else "part"
     report(results, about, args.out, stem)
     wrong = [
         f"{row.name}: answers differ by {table.disagreement(row, results[row.name]):.1e}"

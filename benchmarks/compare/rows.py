@@ -72,14 +72,6 @@ FITS = [
     fit("d", "lanczos20", floor="product", floors=20, least_laplax=5, most_floors=1.25, same=False),
 ]  # fmt: skip
 
-FITS += [
-    fit("e", curvature, laplax=None, floor="gradient") for curvature in
-    ("last_layer", "diagonal", "kfac")
-] + [
-    fit("f", curvature, laplax=None, floor="gradient") for curvature in
-    ("last_layer", "diagonal", "kfac", "ekfac")
-]  # fmt: skip
-
 VARIANCES = [
     Row(
         "a",
@@ -118,4 +110,12 @@ SEARCHES = [
     Row("a", "evidence", "full", "evidence", (ASDL,), least_laplax=30, least_torch=20, same=False),
 ]  # fmt: skip
 
-ROWS = FITS + VARIANCES + SAMPLES + SEARCHES
+MORE = [
+    fit("e", curvature, laplax=None, floor="gradient") for curvature in
+    ("last_layer", "diagonal", "kfac")
+] + [
+    fit("f", curvature, laplax=None, floor="gradient") for curvature in
+    ("last_layer", "diagonal", "kfac", "ekfac")
+]  # fmt: skip
+
+ROWS = FITS + VARIANCES + SAMPLES + SEARCHES + MORE

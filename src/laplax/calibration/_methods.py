@@ -87,8 +87,9 @@ class GridSearch(Method):
         pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
         values = jnp.concatenate([_evaluate(objective, piece, fixed) for piece in bar])
-        best = _best(values, {"prior_prec": grid})
-        _warn_about_grid(grid, values, best)
+        seen = np.asarray(values)  # what follows is a look at a few numbers
+        best = _best(seen, {"prior_prec": grid})
+        _warn_about_grid(np.asarray(grid), seen, best)
         return {**initial, "prior_prec": grid[best]}, Trace({"prior_prec": grid}, values)
 
 
@@ -97,18 +98,18 @@ def _evaluate(objective: Any, grid: jax.Array, fixed: dict[str, Any]) -> jax.Arr
     return jax.vmap(lambda t: objective({**fixed, "prior_prec": t}))(grid)
 
 
-def _best(values: jax.Array, points: dict[str, Any]) -> int:
-    finite = jnp.isfinite(values)
+def _best(values: np.ndarray, points: dict[str, Any]) -> int:
+    finite = np.isfinite(values)
     if not bool(finite.any()):
         raise ValueError(
             f"the calibration objective is not finite at any of {values.size} points; first point "
             f"{jax.tree.map(lambda x: x[0].tolist(), points)}. Look at the predictions there: "
             "set_prob_predictive(prior_arguments)(input)"
         )
-    return int(jnp.argmin(jnp.where(finite, values, jnp.inf)))
+    return int(np.argmin(np.where(finite, values, np.inf)))
 
 
-def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
+def _warn_about_grid(grid: np.ndarray, values: np.ndarray, best: int) -> None:
     if grid.size < 3:
         return
     at_edge = bool((grid[best] == grid.min()) | (grid[best] == grid.max()))
@@ -122,10 +123,10 @@ def _warn_about_grid(grid: jax.Array, values: jax.Array, best: int) -> None:
         )
 
 
-def _warn_if_flat(values: jax.Array, tolerance: float) -> bool:
-    finite = values[jnp.isfinite(values)]
+def _warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
+    finite = values[np.isfinite(values)]
     spread = float(finite.max() - finite.min())
-    flat = values.size > 2 and spread <= tolerance * max(1e-12, float(jnp.abs(finite).max()))
+    flat = values.size > 2 and spread <= tolerance * max(1e-12, float(np.abs(finite).max()))
     if flat:
         warnings.warn(
             "the calibration objective is flat: it does not tell the points of the search apart "
@@ -169,14 +170,15 @@ class GradientDescent(Method):
             range(0, self.num_steps, block), None, "gradient descent", progress
         ):
             steps = min(block, self.num_steps - start)
-            logs, state, seen, value = _descend(optimizer, steps, objective, logs, state, fixed)
-            points.append(seen)
+            logs, state, point, value = _descend(optimizer, steps, objective, logs, state, fixed)
+            points.append(point)
             values.append(value)
         trace = Trace(
             jax.tree.map(lambda *x: jnp.exp(jnp.concatenate(x)), *points), jnp.concatenate(values)
         )
-        best = _best(trace.values, trace.points)
-        _warn_if_flat(trace.values, 1e-12)  # a search that starts at its optimum hardly moves
+        seen = np.asarray(trace.values)
+        best = _best(seen, trace.points)
+        _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
         chosen = jax.tree.map(lambda x: x[best], trace.points)
         return {**fixed, **chosen}, trace
 
