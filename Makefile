@@ -36,7 +36,7 @@ docs: $(VENV)/.installed-docs
 	@echo "the documentation is in site/index.html"
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/compare --quick
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -121,7 +121,12 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=HERE.parent / "results")
     parser.add_argument("--environments", type=pathlib.Path, default=HERE / ".environments")
     parser.add_argument("--guard", type=pathlib.Path, help="stored JSON to compare ratios with")
+    parser.add_argument("--show", type=pathlib.Path, help="table and picture of a stored JSON")
     args = parser.parse_args()
+    if args.show:
+        stored = json.loads(args.show.read_text())
+        report(stored["rows"], stored["about"], args.show.parent, args.show.stem)
+        return 0
     if args.guard and not args.guard.exists():
         parser.error(f"no such file: {args.guard}")
     before = json.loads(args.guard.read_text())["rows"] if args.guard else {}

@@ -27,6 +27,9 @@ def make(library, problem, curvature):
 
         return floors.Floors(problem), jax.block_until_ready
     if library == "laplax":
+        # Its predictive closes over the posterior's factor, and XLA would multiply that constant
+        # by itself while it compiles, for minutes. To its advantage, it may not.
+        os.environ["XLA_FLAGS"] = "--xla_disable_hlo_passes=constant_folding"
         import peer_laplax
 
         return peer_laplax.PeerLaplax(problem, curvature), peer_laplax.wait
