@@ -16,6 +16,12 @@ network, and every figure as PNG and SVG. Takes about a minute, most of it compi
 The two problems show the steps; they are no benchmark. The moons were made so that the MAP is
 overconfident, and calibrated by held-out NLL because the evidence leaves them underconfident.
 """
+READING = """How to read two of the numbers:
+- regression, diagonal: without correlations between weights the evidence takes the data for noise
+  (noise variance above 3), and the bands are ten times too wide.
+- moons, auroc below 0.5: far out the logits grow, and the network is surer there than between the
+  moons, where classes overlap. A Laplace approximation narrows that gap and does not close it.
+"""
 EXAMPLES = """
 examples:
   laplax demo
@@ -54,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     write_page(folder / "report.html", "laplax: a demonstration", made)
     for one in made:
         print(f"{one}\n")
+    print(READING)
     figures = sum(len(one.pictures) for one in made)
     print(f"{folder / 'report.html'}: all of it on one page, with {figures} figures")
     print(f"{time.perf_counter() - start:.0f} s")
