@@ -66,10 +66,9 @@ def network(input, params):
 
 def problem(axis, size):
     """Weights and data with one size changed; `full` is asked for small networks alone."""
-    width = {"parameters": round((size + 2700) ** 0.5) - 47}.get(axis, 32)
-    inputs, classes, count = 64, size if axis == "classes" else 10, 256
+    width, inputs, classes, count = 32, 64, size if axis == "classes" else 10, 256
     if axis == "parameters":
-        inputs, count = 20, 256
+        inputs = 20
         # inputs w + w^2 + 10 w + 2 w + 10 parameters
         width = max(2, round((-32 + (32**2 + 4 * (size - 10)) ** 0.5) / 2))
     if axis == "examples":

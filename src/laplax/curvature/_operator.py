@@ -190,7 +190,7 @@ class CurvatureOperator:
     def _scaled(self, total: Any) -> Any:
         if self.num_total_samples is None:
             return total
-        return jax.tree.map(lambda x: x * jnp.asarray(self.scale, x.dtype), total)
+        return jax.tree.map(lambda x: x * self.scale_as(x.dtype), total)
 
     @property
     def program(self) -> Any:

@@ -41,7 +41,7 @@ def gauss_newton_steps(
 ) -> Iterator[tuple[PyTree, Parts]]:
     """Parameters and objective after each Levenberg-Marquardt step; ends when none lowers it."""
     flat, unravel = ravel_pytree(params)
-    _check_size(objective, batch, points, outputs, flat)
+    _check_size(batch, points, outputs, flat)
     step = _make_step(unravel)
     damping = jnp.zeros((), flat.dtype)
     while True:
@@ -51,9 +51,7 @@ def gauss_newton_steps(
         yield unravel(flat), parts
 
 
-def _check_size(
-    objective: "FSPObjective", batch: Batch, points: PyTree, outputs: int, flat: jax.Array
-) -> None:
+def _check_size(batch: Batch, points: PyTree, outputs: int, flat: jax.Array) -> None:
     count = jax.tree.leaves(points)[0].shape[0]
     rows = (batch.num_examples + count) * outputs
     size = rows * flat.size * flat.dtype.itemsize
@@ -81,8 +79,8 @@ def _make_step(unravel: Callable[[jax.Array], PyTree]) -> Callable[..., Any]:
 
         (start, parts), gradient = jax.value_and_grad(value, has_aux=True)(flat)
         rows = _curvature_rows(objective, unravel, flat, batch, points)
-        gram = rows @ rows.T
-        first = FIRST_DAMPING * jnp.max(jnp.diagonal(gram))
+        gram = rows @ rows.T if _few(rows) else rows.T @ rows
+        first = FIRST_DAMPING * jnp.max(jnp.sum(jnp.square(rows), axis=1))
         damping = jnp.where(damping > 0, damping, first)
 
         def attempt(state: Any) -> Any:
@@ -137,10 +135,13 @@ def _curvature_rows(
 def _damped_solve(
     rows: jax.Array, gram: jax.Array, damping: jax.Array, gradient: jax.Array
 ) -> jax.Array:
-    """(A^T A + damping)^-1 g through the smaller of the two Gram matrices of A."""
-    count, size = rows.shape
-    if size <= count:
-        factor = cholesky(rows.T @ rows + damping * jnp.eye(size, dtype=rows.dtype))
+    """(A^T A + damping)^-1 g through `gram`, the smaller of the two Gram matrices of A."""
+    factor = cholesky(gram + damping * jnp.eye(gram.shape[0], dtype=gram.dtype))
+    if not _few(rows):
         return cho_solve(factor, gradient)
-    factor = cholesky(gram + damping * jnp.eye(count, dtype=rows.dtype))
     return (gradient - rows.T @ cho_solve(factor, rows @ gradient)) / damping
+
+
+def _few(rows: jax.Array) -> bool:
+    """Whether there are fewer rows than parameters."""
+    return rows.shape[0] < rows.shape[1]
