@@ -159,15 +159,17 @@ class CurvatureOperator:
         """G V for the rows of V, shape (k, P): one pass over the data."""
         if self.linear is not None and self._fits_at_once(V.shape[0]):
             return self._scaled(_linear_mm(self.local, self.data, self.linear, V))
-        chunking = self.chunking(self.cost.activation_bytes * (1 + 2 * V.shape[0]))
+        chunking = self.chunking(self._product_bytes(V.shape[0]))
         zeros = jnp.zeros_like(V)
         return self._scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
+    def _product_bytes(self, vectors: int) -> int:
+        """Of one example: a linearised model's activations, and two more sets for every vector."""
+        return self.cost.activation_bytes * (1 + 2 * vectors)
+
     def _fits_at_once(self, vectors: int) -> bool:
-        """A linearised model keeps its activations, and every vector makes two more sets."""
         assert isinstance(self.data, Batch)
-        size = self.cost.activation_bytes * self.data.num_examples
-        return size * (1 + 2 * vectors) <= self.memory_budget
+        return self._product_bytes(vectors) * self.data.num_examples <= self.memory_budget
 
     def mv(self, v: jax.Array) -> jax.Array:
         """G v for a flat v, shape (P,)."""
