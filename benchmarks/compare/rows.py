@@ -73,29 +73,25 @@ FITS = [
 ]  # fmt: skip
 
 VARIANCES = [
-    Row(
-        "a",
-        "variance",
-        "full",
-        "variance",
-        (BACKPACK, CURVLINOPS),
-        least_laplax=5,
-        least_torch=50,
-        quick=True,
-    ),
-    Row("c", "variance", "diagonal", None, (BACKPACK,), least_laplax=20, least_torch=50),
-    Row("c", "variance", "kfac", None, (BACKPACK,), least_torch=100, same=False),
+    Row("a", "variance", "full", "variance", (BACKPACK, CURVLINOPS), least_laplax=5,
+        least_torch=50, quick=True),
+    Row("c", "variance", "diagonal", "variance", (BACKPACK,), "part_of_variance",
+        least_laplax=20, least_torch=50),
+    Row("c", "variance", "kfac", None, (BACKPACK,), "part_of_variance", least_torch=100,
+        same=False),
     Row("c", "variance", "lanczos20", "variance", least_laplax=20, same=False),
-    Row("c", "variance", "last_layer", "variance", (BACKPACK,), least_laplax=2, least_torch=1.5),
-    Row("d", "variance", "diagonal", None, (BACKPACK,), least_laplax=10, least_torch=3),
-]
+    Row("c", "variance", "last_layer", "variance", (BACKPACK,), least_laplax=2,
+        least_torch=1.5),
+    Row("d", "variance", "diagonal", "variance", (BACKPACK,), "part_of_variance",
+        least_laplax=10, least_torch=3),
+]  # fmt: skip
 
 SAMPLES = [
     Row("a", "monte_carlo", "full", "monte_carlo", (ASDL,), floor="forward", least_laplax=1,
         least_torch=1, most_floors=2, quick=True),
-    Row("c", "monte_carlo", "diagonal", None, (BACKPACK,), floor="forward", least_laplax=1,
+    Row("c", "monte_carlo", "diagonal", "monte_carlo", (BACKPACK,), floor="forward", least_laplax=1,
         least_torch=1, most_floors=2),
-    Row("d", "monte_carlo", "diagonal", None, (ASDL,), floor="forward", least_laplax=1,
+    Row("d", "monte_carlo", "diagonal", "monte_carlo", (ASDL,), floor="forward", least_laplax=1,
         least_torch=1, most_floors=2),
 ]  # fmt: skip
 

@@ -46,15 +46,15 @@ def run(library, name, work, curvature):
     if work == "fit":
         found, fitted = timing.measure(subject.fit, wait)
         return found | {"answer": subject.answer(fitted)}
-    made = getattr(subject, work)()
+    made, share = getattr(subject, work)(), 1
     if work.startswith("part_of"):
         made, share = made
-        found, _ = timing.measure(made, wait)
-        return {"cold": None, "warm": found["warm"] / share, "peak": found["peak"], "share": share}
     ways = made if isinstance(made, list) else [made]
     tried = [timing.measure(way, wait) for way in ways]
     found, result = min(tried, key=lambda pair: pair[0]["warm"])
-    if work == "variance":
+    if share < 1:
+        found |= {"cold": None, "warm": found["warm"] / share, "share": share}
+    if work.endswith("variance"):
         found["answer"] = [float(v) for v in result[:20].ravel()]
     if work in ("grid", "evidence"):
         found["answer"] = [float(result)]
