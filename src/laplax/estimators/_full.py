@@ -1,6 +1,7 @@
 """The full curvature: one blocked GEMM over rows, or its smaller side."""
 
 import dataclasses
+import functools
 import os
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from .._data import Batch
 from .._linalg import eigh
+from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Dense, LowRank, Structure
@@ -84,7 +86,27 @@ def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
     if operator.num_total_samples is not None:
         # fold_rows scales by the factor that belongs to G; rows carry its root.
         filled = filled / jnp.sqrt(jnp.asarray(operator.scale, filled.dtype))
-    return _eigenpairs(filled)
+    pairs = _eigenpairs(filled)
+    if not is_concrete(pairs.eigenvalues):
+        return pairs
+    return _leading(pairs, numerical_rank(np.asarray(pairs.eigenvalues)))
+
+
+def numerical_rank(eigenvalues: np.ndarray, step: int = 8) -> int:
+    """How many of them are not the round-off of the largest singular value, rounded up.
+
+    A direction of round-off has no curvature and no direction. Data of low dimension leave few
+    others: everything that goes through the basis is that much faster.
+    """
+    singular = np.sqrt(eigenvalues)
+    count = int(np.sum(~(singular <= np.finfo(singular.dtype).eps * singular.max())))
+    return min(-(-max(count, 1) // step) * step, singular.size)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _leading(pairs: LowRank, rank: int) -> LowRank:
+    kept = pairs.basis[:, :rank], pairs.eigenvalues[:rank]
+    return LowRank(*kept, dense_scale=pairs.dense_scale)
 
 
 @jax.jit

@@ -1,5 +1,6 @@
 """The posterior pushed through the network: moments and samples of the output."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,10 +41,12 @@ def linear_moments(
     model: Model,
     posterior: Posterior,
     key: jax.Array,
+    ensemble: PyTree,
     input: PyTree,
     fields: Sequence[str],
 ) -> Moments:
     """f ~ N(f(x, theta*), J Lambda^-1 J^T): one Jacobian and one GEMM per structure."""
+    del ensemble
     f = model.batch(input, posterior.mean)
     precision: Any = posterior.precision
     J = jacobian_for(precision, model, posterior.mean, posterior.space, input)
@@ -70,12 +73,16 @@ def nonlinear_moments(
     model: Model,
     posterior: Posterior,
     key: jax.Array,
+    ensemble: PyTree,
     input: PyTree,
     fields: Sequence[str],
 ) -> Moments:
     """Empirical moments of an ensemble; variances with S - 1."""
-    draws = posterior.sample(key, recipe.num_samples)
-    samples = jax.lax.map(lambda p: model.batch(input, p), draws)
+    if ensemble is None:
+        keys = jax.random.split(key, recipe.num_samples)
+        samples = jax.lax.map(lambda k: model.batch(input, posterior.draw(k)), keys)
+    else:
+        samples = jax.lax.map(lambda p: model.batch(input, p), ensemble)
     mean, cov = jnp.mean(samples, axis=0), None
     centred, freedom = samples - mean, recipe.num_samples - 1
     if "pred_cov" in fields:
@@ -84,6 +91,18 @@ def nonlinear_moments(
         cov = jnp.einsum("snc,snd->ncd", flat, flat).reshape(-1, *out, *out) / freedom
     var = jnp.sum(jnp.square(centred), axis=0) / freedom
     return Moments(model.batch(input, posterior.mean), mean, var, cov, samples)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def draw_ensemble(
+    posterior: Posterior, recipe: Recipe, memory_budget: int, key: jax.Array
+) -> PyTree:
+    """The sampled networks; None if the pushforward has none, or they are too large to keep."""
+    space = posterior.space
+    bytes_of_all = recipe.num_samples * space.whole.size * space.dtype.itemsize
+    if recipe.pushforward is Pushforward.LINEAR or bytes_of_all > memory_budget:
+        return None
+    return posterior.sample(key, recipe.num_samples)
 
 
 def moments_of(recipe: Recipe) -> Callable[..., Moments]:
@@ -103,20 +122,30 @@ def chunk_size(
     memory_budget: int,
 ) -> int:
     """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
+    example = _one_of(input)
     cost = model_cost(model, params, example)
     outputs, activations = cost.outputs, cost.activation_bytes
     if recipe.pushforward is Pushforward.NONLINEAR:
         each = 2 * activations + recipe.num_samples * outputs * 8
     elif user.factored:
         program = trace_taps(model, params, example)
-        each = jacobian_bytes(program, space, outputs, activations)
+        each = jacobian_bytes(program, space, outputs, activations, user.width)
     else:
         each = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):
         sampled = recipe.num_samples if recipe.predictive is Predictive.MC_BRIDGE else 0
         each += 8 * outputs * (3 * outputs + sampled)
     return max(1, memory_budget // each)
+
+
+def _one_of(input: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
+
+
+def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
+    """Whether XLA's own loops should be avoided."""
+    on_cpu = jax.default_backend() == "cpu"
+    return on_cpu and model_cost(model, params, _one_of(input)).has_convolution
 
 
 def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:

@@ -1,5 +1,6 @@
 """`set_prob_predictive(prior_arguments) -> prob_predictive(input) -> Prediction`."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +10,18 @@ import jax.numpy as jnp
 
 from .._data import _to_array
 from .._model import Model, check_signature
-from .._tree import PyTree, pytree, static
-from ..curvature._operator import MEMORY_BUDGET
+from .._tree import PyTree, is_concrete, pytree, static
+from ..curvature._operator import MEMORY_BUDGET, even_size
 from ..posterior import Posterior, PosteriorFn
 from ._fields import Recipe, make_fields, make_recipe
-from ._moments import chunk_size, jacobian, map_chunks, moments_of
+from ._moments import (
+    chunk_size,
+    draw_ensemble,
+    jacobian,
+    loops_on_host,
+    map_chunks,
+    moments_of,
+)
 from ._prediction import Prediction
 
 
@@ -28,6 +36,7 @@ class ProbPredictive:
     recipe: Recipe = static()
     input_ndims: tuple[int, ...] = static()
     memory_budget: int = static(default=MEMORY_BUDGET)
+    ensemble: PyTree = None  # sampled networks, drawn once for all calls if they can be kept
 
     def __call__(self, input: PyTree, fields: Sequence[str] | None = None) -> Prediction:
         """Fields of the prediction for one input or a batch of them.
@@ -68,21 +77,46 @@ class ProbPredictive:
         )
 
 
-@functools.partial(jax.jit, static_argnums=2)
 def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
-    """Checked fields of a batch, in one compiled call."""
-    p, recipe = predictive, predictive.recipe
-    post = p.posterior
+    """Checked fields of a batch: one compiled call, or one for every chunk.
+
+    XLA's convolutions are several times slower inside of its loops on a CPU.
+    """
+    p, post = predictive, predictive.posterior
     size = chunk_size(
-        recipe, post.precision, p.model, post.mean, post.space, batch, fields, p.memory_budget
+        p.recipe, post.precision, p.model, post.mean, post.space, batch, fields, p.memory_budget
     )
+    count = jax.tree.leaves(batch)[0].shape[0]
+    if count <= size or not (loops_on_host(p.model, post.mean, batch) and is_concrete(batch)):
+        return _predict(p, batch, fields, size)
+    size = even_size(count, size)
+    parts = [_predict_slice(p, batch, start, fields, size) for start in range(0, count, size)]
+    if count % size:
+        start = count - count % size
+        parts[-1] = _predict_slice(p, batch, start, fields, count - start)
+    return _samples_inside(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), 1, 0)
 
-    def chunk(part: PyTree) -> Prediction:
-        moments = moments_of(recipe)(recipe, p.model, p.posterior, p.key, part, fields)
-        made = make_fields(recipe, moments, p.sigma_squared, p.key, fields)
-        return _samples_inside(made, 0, 1)
 
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _predict(p: ProbPredictive, batch: PyTree, fields: tuple[str, ...], size: int) -> Prediction:
+    if p.ensemble is None:
+        ensemble = draw_ensemble(p.posterior, p.recipe, p.memory_budget, p.key)
+        p = dataclasses.replace(p, ensemble=ensemble)
+    chunk = functools.partial(_predict_chunk, p, fields=fields)
     return _samples_inside(map_chunks(chunk, batch, size), 1, 0)
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def _predict_slice(
+    p: ProbPredictive, batch: PyTree, start: int | jax.Array, fields: tuple[str, ...], size: int
+) -> Prediction:
+    part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch)
+    return _predict_chunk(p, part, fields)
+
+
+def _predict_chunk(p: ProbPredictive, part: PyTree, fields: tuple[str, ...]) -> Prediction:
+    moments = moments_of(p.recipe)(p.recipe, p.model, p.posterior, p.key, p.ensemble, part, fields)
+    return _samples_inside(make_fields(p.recipe, moments, p.sigma_squared, p.key, fields), 0, 1)
 
 
 def _samples_inside(prediction: Prediction, source: int, target: int) -> Prediction:
@@ -122,14 +156,16 @@ class SetProbPredictive:
     def __call__(self, prior_arguments: Mapping[str, Any]) -> ProbPredictive:
         """The predictive distribution under these hyperparameters; nothing is refitted."""
         arguments = self.posterior_fn.parse(prior_arguments)
+        posterior = self.posterior_fn(prior_arguments)
         return ProbPredictive(
-            self.posterior_fn(prior_arguments),
+            posterior,
             arguments.sigma_squared,
             self.key,
             self.model,
             self.recipe,
             self.posterior_fn.input_ndims,
             self.memory_budget,
+            draw_ensemble(posterior, self.recipe, self.memory_budget, self.key),
         )
 
 

@@ -26,6 +26,11 @@ class Precision(abc.ABC):
         """P."""
 
     @property
+    def width(self) -> int:
+        """How many columns J is multiplied with."""
+        return 0
+
+    @property
     def dimension(self) -> int | jax.Array:
         """How many directions vary: P, unless the covariance is singular."""
         return self.size
@@ -131,6 +136,11 @@ class Structure(abc.ABC):
     @abc.abstractmethod
     def mv(self, v: jax.Array) -> jax.Array:
         """G v, for v of shape (P,) or (P, k)."""
+
+    @property
+    def width(self) -> int:
+        """How many columns J is multiplied with."""
+        return 0
 
     @property
     def dtype(self) -> Any:

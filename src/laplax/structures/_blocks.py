@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from .._tree import pytree, static
 from ._base import Precision, Structure
-from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal, take
+from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal
 from ._jacobian import (
     Coordinates,
     Group,
@@ -22,6 +22,7 @@ from ._jacobian import (
     RowCoordinates,
     as_jacobian,
     diagonal_coordinates,
+    take,
 )
 
 Map = Callable[[jax.Array], jax.Array]

@@ -1,11 +1,15 @@
 """Full curvature as a (P, P) array; the posterior by Cholesky."""
 
+import math
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
 from .._linalg import cho_solve, cholesky, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Structure
+from ._jacobian import Jacobian, as_jacobian, matmul
 
 
 @pytree
@@ -39,11 +43,17 @@ class DensePrecision(Precision):
 
     cholesky: jax.Array
     prior: jax.Array
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
         """P."""
         return self.cholesky.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """P."""
+        return self.size
 
     def mv(self, v: jax.Array) -> jax.Array:
         """C C^T v."""
@@ -64,6 +74,24 @@ class DensePrecision(Precision):
     def variance(self) -> jax.Array:
         """Column norms of C^-1."""
         return jnp.sum(jnp.square(self._inverse_factor), axis=0)
+
+    def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Both sides through the root."""
+        half = self._half(jacobian)
+        return jnp.einsum("ncp,ndp->ncd", half, half)
+
+    def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """Norms of J L."""
+        return jnp.sum(jnp.square(self._half(jacobian)), axis=-1)
+
+    def _half(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+        """J C^-T, (n, C, P): a solve for a few rows; for many, factors of J times the inverse."""
+        J = as_jacobian(jacobian)
+        if math.prod(J.shape) > self.size:
+            return matmul(J, self.scale)
+        rows = jnp.concatenate([J.rows(group) for group in J.groups], axis=-1)
+        half = self.scale_t_mv(rows.reshape(-1, self.size).T)
+        return half.T.reshape(rows.shape)
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of 2 log C_ii - log t_i."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._tree import pytree
 from ._base import Precision, Projection, Structure, columns
-from ._jacobian import Coordinates, Group, Jacobian, as_jacobian, diagonal_coordinates
+from ._jacobian import Coordinates, Jacobian, as_jacobian, diagonal_coordinates, take
 
 
 @pytree
@@ -68,12 +68,6 @@ class CoordinateProjection(Projection):
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
         return sum_marginal(self.coordinates, [1 / (c * e + prior) for e in self.values])
-
-
-def take(v: jax.Array, group: Group) -> jax.Array:
-    """The entries of one part of the flat vector."""
-    parts = [jax.lax.slice_in_dim(v, start, start + size) for start, size in group]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def sum_marginal(coordinates: Sequence[Coordinates], variances: Sequence[jax.Array]) -> jax.Array:

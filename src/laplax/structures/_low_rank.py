@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._linalg import cho_solve, cholesky, solve_triangular
 from .._tree import pytree, static
 from ._base import Precision, Projection, Structure, columns
+from ._jacobian import Jacobian, split
 
 
 @pytree
@@ -22,6 +23,7 @@ class LowRank(Structure):
     basis: jax.Array
     eigenvalues: jax.Array
     dense_scale: bool = static(default=False)
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -32,6 +34,11 @@ class LowRank(Structure):
     def rank(self) -> int:
         """R."""
         return self.basis.shape[-1]
+
+    @property
+    def width(self) -> int:
+        """R."""
+        return self.rank
 
     def mv(self, v: jax.Array) -> jax.Array:
         """U S U^T v."""
@@ -55,14 +62,9 @@ class LowRank(Structure):
         """It is in its eigenbasis."""
         return self
 
-    def project(self, jacobian: jax.Array) -> "SpectralProjection":
+    def project(self, jacobian: jax.Array | Jacobian) -> "SpectralProjection":
         """J U, and the rest of J, which lies outside of U."""
-        coordinates, outside = jacobian @ self.basis, None
-        if self.rank < self.size:
-            # Not J J^T minus the part inside: a weak prior would divide its round-off by tau.
-            rest = jacobian - coordinates @ self.basis.T
-            outside = jnp.einsum("ncp,ndp->ncd", rest, rest)
-        return SpectralProjection(coordinates, outside, self.eigenvalues)
+        return SpectralProjection(*split(jacobian, self.basis), self.eigenvalues)
 
 
 @pytree
@@ -96,11 +98,17 @@ class IsotropicLowRank(Precision):
     eigenvalues: jax.Array
     prior: jax.Array
     dense_scale: bool = static(default=False)
+    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
         """P."""
         return self.basis.shape[-2]
+
+    @property
+    def width(self) -> int:
+        """R."""
+        return self.basis.shape[-1]
 
     def _apply(self, fn: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
         """fn(Lambda) v = U fn(c S + tau) U^T v + fn(tau) (v - U U^T v).
@@ -137,15 +145,15 @@ class IsotropicLowRank(Precision):
             return inside
         return inside + jnp.maximum(1 - jnp.sum(squares, axis=-1), 0) / self.prior
 
-    def covariance(self, jacobian: jax.Array) -> jax.Array:
+    def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
         """Through the basis: J U is narrower than J."""
         return self._projection(jacobian).covariance(jnp.ones_like(self.prior), self.prior)
 
-    def marginal(self, jacobian: jax.Array) -> jax.Array:
+    def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
         """Through the basis."""
         return self._projection(jacobian).marginal(jnp.ones_like(self.prior), self.prior)
 
-    def _projection(self, jacobian: jax.Array) -> "SpectralProjection":
+    def _projection(self, jacobian: jax.Array | Jacobian) -> "SpectralProjection":
         return LowRank(self.basis, self.eigenvalues).project(jacobian)
 
     def logdet_ratio(self) -> jax.Array:

@@ -24,6 +24,7 @@ class TapJacobian(Jacobian):
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
         self.program = trace_taps(model, params, example)
         self.groups = tuple((where,) for where in space.slices.values())
+        self.shape = jax.tree.leaves(input)[0].shape[0], self.program.output_size
 
     @functools.cached_property
     def tapped(self) -> Tapped:
@@ -43,8 +44,7 @@ class TapJacobian(Jacobian):
     def _leaf_rows(self, i: int) -> jax.Array:
         shape, unused = self.space.shapes[i], not self.program.uses_of(i)
         if unused and self.program.covered(i):
-            count = jax.tree.leaves(self.input)[0].shape[0]
-            return jnp.zeros((count, self.program.output_size, *shape), self.space.dtype)
+            return jnp.zeros((*self.shape, *shape), self.space.dtype)
         return self.tapped.rows(i, jax.ShapeDtypeStruct(shape, self.space.dtype))
 
     def outer(self, group: Group) -> Outer | None:
@@ -90,11 +90,26 @@ def _one_hot_columns(f: jax.Array) -> jax.Array:
     return jnp.eye(f.size, dtype=f.dtype).reshape(*f.shape, f.size)
 
 
-def jacobian_bytes(program: Program, space: ParamSpace, outputs: int, activations: int) -> int:
-    """Temporaries of one input: gradients at the taps, or the features of the last layer alone."""
+def jacobian_bytes(
+    program: Program, space: ParamSpace, outputs: int, activations: int, width: int
+) -> int:
+    """Temporaries of one input: gradients at the taps, or the features of the last layer alone.
+
+    J may meet a matrix of `width` columns, a factor of J at a time.
+    """
+    product = 2 * outputs * width * space.dtype.itemsize
     if all(_in_output_layer(program, i) for i in space.slices):
-        return 2 * activations + 4 * outputs * space.dtype.itemsize
-    return activations + bytes_per_example(program, space.whole, outputs)
+        return product + 2 * activations + 4 * outputs * space.dtype.itemsize
+    product += _widest_layer(program) * width * space.dtype.itemsize
+    return product + activations + bytes_per_example(program, space.whole, outputs)
+
+
+@functools.lru_cache(maxsize=64)
+def _widest_layer(program: Program) -> int:
+    """The most outputs of a weight that an example uses once."""
+    pairs = zip(program.uses, program.out_structs, strict=True)
+    outs = [jax.eval_shape(u.out, struct).shape for u, struct in pairs if isinstance(u, MatmulUse)]
+    return max((math.prod(shape) for shape in outs if shape[1] == 1), default=0)
 
 
 def _in_output_layer(program: Program, leaf: int) -> bool:
