@@ -12,14 +12,13 @@ to benchmarks/results as JSON, Markdown and a picture; exits with 1 when a slope
 import argparse
 import json
 import pathlib
-import resource
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from compare.timing import measure
 
 from laplax import laplace, predictive
 
@@ -86,24 +85,6 @@ def problem(axis, size):
     return params, (x, jnp.asarray(rng.integers(0, classes, count)))
 
 
-def peak_mb():
-    """The process's largest memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def timed(run, repeats=5, seconds=5.0):
-    """First call, and the median of warm ones (none where the first took a minute)."""
-    start = time.perf_counter()
-    result = jax.block_until_ready(run())
-    cold = time.perf_counter() - start
-    times = []
-    while len(times) < repeats and sum(times) < seconds and (cold < 60 or not times):
-        start = time.perf_counter()
-        result = jax.block_until_ready(run())
-        times.append(time.perf_counter() - start)
-    return {"cold": cold, "warm": float(np.median(times)), "peak": peak_mb()}, result
-
-
 def point(axis, size, name):
     """One fit at one size."""
     params, data = problem(axis, size)
@@ -115,7 +96,7 @@ def point(axis, size, name):
         given = {"loss_fn": "cross_entropy", "progress": False}
         return laplace(network, params, data, **given, **options)[1].structure
 
-    found, _ = timed(fit)
+    found, _ = measure(fit, jax.block_until_ready)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return found | {"parameters": count}
 
@@ -207,31 +188,31 @@ def large(name, count=8):
             return -chosen.sum()
 
         run = jax.jit(jax.grad(gradient))
-        return timed(lambda: run(params))[0] | {"parameters": size}
+        return measure(lambda: run(params), jax.block_until_ready)[0] | {"parameters": size}
     given = {"loss_fn": "cross_entropy", "progress": False}
     subset = {"subset": "head"} if name == "last layer" else {}
     options = FITS[name] | subset
     fits = []
 
     def fit():
-        fits[:] = [laplace(transformer, params, data, **given, **options)]
+        fits.clear()  # two posteriors at once are not what is measured
+        fits.append(laplace(transformer, params, data, **given, **options))
         return fits[0][1].structure
 
-    found, _ = timed(fit, repeats=1)
-    found = found | {"parameters": size}
-    posterior_fn = fits[0][0]
-    start = time.perf_counter()
-    sample = posterior_fn({"prior_prec": 1.0}).sample(jax.random.key(0))
-    jax.block_until_ready(sample)
-    found["sample"] = time.perf_counter() - start
-    del sample
+    found, _ = measure(fit, jax.block_until_ready, most=1, least=1)
+    posterior_fn = fits.pop()[0]
+    posterior = posterior_fn({"prior_prec": 1.0})
+    drawn, _ = measure(
+        lambda: posterior.draw(jax.random.key(0)), jax.block_until_ready, most=1, least=1
+    )
     made = predictive(posterior_fn, transformer)({"prior_prec": 1.0})
-    start = time.perf_counter()
-    variances = jax.block_until_ready(made(x[:4], ["pred_var"])["pred_var"])
-    found["variance"] = time.perf_counter() - start
+    pushed, variances = measure(
+        lambda: made(x[:4], ["pred_var"])["pred_var"], jax.block_until_ready, most=1, least=1
+    )
     if not bool(jnp.all(variances > 0)):
         raise SystemExit("a predictive variance is not positive")
-    return found | {"peak": peak_mb()}
+    more = {"sample": drawn["warm"], "variance": pushed["warm"], "parameters": size}
+    return found | more | {"peak": pushed["peak"]}
 
 
 # -- the run --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ that takes a second; `tests/test_linalg.py` has the program. A loop over single 
 waits, and costs about as much as the batched call. Other devices keep the batched call.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,3 +135,22 @@ def solve_triangular(factor: jax.Array, b: jax.Array, *, trans: bool = False) ->
 def cho_solve(factor: jax.Array, b: jax.Array) -> jax.Array:
     """(C C^T)^-1 b for one lower triangular C."""
     return solve_triangular(factor, solve_triangular(factor, b), trans=True)
+
+
+def gram(rows: jax.Array, widest: int = 4, narrowest: int = 128) -> jax.Array:
+    """R^T R from its upper blocks of columns: XLA has no symmetric product, which halves the work.
+
+    Up to `widest` blocks, each of at least `narrowest` columns.
+    """
+    size = rows.shape[1]
+    blocks = min(widest, size // narrowest)
+    if blocks < 2:
+        return rows.T @ rows
+    edges = [size * i // blocks for i in range(blocks + 1)]
+    upper = [rows[:, :end].T @ rows[:, start:end] for start, end in itertools.pairwise(edges)]
+    below = [
+        jnp.concatenate([upper[j][start:end].T for j in range(i + 1, blocks)], axis=0)
+        for i, (start, end) in enumerate(itertools.pairwise(edges[:-1]))
+    ]
+    columns = [jnp.concatenate([u, b]) for u, b in zip(upper, below, strict=False)]
+    return jnp.concatenate([*columns, upper[-1]], axis=1)

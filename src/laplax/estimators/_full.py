@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import Batch
-from .._linalg import eigh
+from .._linalg import eigh, gram
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
@@ -36,7 +36,7 @@ class Full(Estimator):
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Choose the side, refuse what does not fit, then one pass."""
-        size, dtype = operator.size, operator.space.dtype
+        size = operator.size
         small = operator.has_rows and operator.num_examples is not None
         rows = operator.rows_per_example * (operator.num_examples or 0) if small else size
         self._check_memory(operator, min(rows, size))
@@ -48,7 +48,7 @@ class Full(Estimator):
         layer = the_layer(operator)
         if layer is not None:
             return Dense(layer_curvature(operator, layer)), {}
-        return Dense(operator.fold_rows(_add_gram, jnp.zeros((size, size), dtype))), {}
+        return Dense(dense_curvature(operator)), {}
 
     def _check_memory(self, operator: CurvatureOperator, side: int) -> None:
         size, itemsize = operator.size, operator.space.dtype.itemsize
@@ -70,8 +70,7 @@ def total_memory() -> float:
 
 
 def _add_gram(total: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
-    rows = local.rows(batch)
-    return total + rows.T @ rows
+    return total + gram(local.rows(batch))
 
 
 def _write_rows(buffer: jax.Array, batch: Batch, local: LocalCurvature) -> jax.Array:
@@ -115,6 +114,14 @@ def _eigenpairs(rows: jax.Array) -> LowRank:
     q, t = jnp.linalg.qr(rows.T)
     w, s, _ = jnp.linalg.svd(t)
     return LowRank(q @ w, jnp.square(s), dense_scale=True)
+
+
+def dense_curvature(operator: CurvatureOperator) -> jax.Array:
+    """G as a (P, P) array: from rows if it has them, else from P products."""
+    if not operator.has_rows:
+        return dense_by_products(operator)
+    size = operator.size
+    return operator.fold_rows(_add_gram, jnp.zeros((size, size), operator.space.dtype))
 
 
 def dense_by_products(operator: CurvatureOperator, block: int = 64) -> jax.Array:

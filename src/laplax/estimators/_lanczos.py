@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,15 +42,25 @@ class Lanczos(Estimator):
         products = self.num_products or self.rank + max(2, self.rank // 10)
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
-        start_key = jax.random.fold_in(key, steps)
-        start = jax.random.normal(start_key, (size,), operator.space.dtype)
-        mv = operator.linearised().mv
-        basis, alpha, beta = tridiagonalise(mv, start, steps, key, operator.progress)
+        start = _random_start(key, steps, size, operator.space.dtype)
+        mm = operator.linearised().mm
+        basis, alpha, beta = tridiagonalise(mm, start, steps, key, operator.progress)
         values, vectors, residuals = _ritz(basis, alpha, beta, rank)
-        values = settle_negative(values, operator)
-        kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
+        values, kept = _keep(settle_negative(values, operator), residuals, self.tol)
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
-        return LowRank(vectors, jnp.where(kept, values, 0)), diagnostics
+        return LowRank(vectors, values), diagnostics
+
+
+# Every operation outside of a compiled function is compiled on its own, at the first call.
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _random_start(key: jax.Array, steps: int, size: int, dtype: Any) -> jax.Array:
+    return jax.random.normal(jax.random.fold_in(key, steps), (size,), dtype)
+
+
+@jax.jit
+def _keep(values: jax.Array, residuals: jax.Array, tol: float) -> tuple[jax.Array, jax.Array]:
+    kept = ~(residuals > tol * values)  # not a number is kept, so that it shows
+    return jnp.where(kept, values, 0), kept
 
 
 def check_rank(rank: int) -> None:
@@ -59,7 +70,7 @@ def check_rank(rank: int) -> None:
 
 
 def tridiagonalise(
-    mv: Callable[[jax.Array], jax.Array],
+    mm: Callable[[jax.Array], jax.Array],
     start: jax.Array,
     steps: int,
     key: jax.Array,
@@ -67,51 +78,60 @@ def tridiagonalise(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """G Q = Q T + beta_m q e_m^T with Q^T Q = I: (Q^T of shape (m, P), diagonal, off-diagonal).
 
-    After a breakdown (an invariant subspace was found, as happens when the curvature has lower
-    rank) a fresh random direction goes on with off-diagonal zero, so that the basis stays
-    orthonormal, no spurious pair appears and repeated eigenvalues are found.
+    `mm` multiplies rows, (1, P) to (1, P). After a breakdown (an invariant subspace was found, as
+    happens when the curvature has lower rank) a fresh random direction goes on with off-diagonal
+    zero, so that the basis stays orthonormal, no spurious pair appears and repeated eigenvalues
+    are found.
     """
-    basis = jnp.zeros((steps, start.size), start.dtype)
-    basis = basis.at[0].set(start / jnp.linalg.norm(start))
-    alpha, beta = jnp.zeros(steps, basis.dtype), jnp.zeros(steps, basis.dtype)
+    state = _begin(start, steps)
     for k in progress_bar(range(steps), steps, "lanczos", progress):
-        alpha, beta, q = _orthogonalise(basis, mv(basis[k]), alpha, beta, k, key)
-        if k + 1 < steps:
-            basis = _set_row(basis, q, k + 1)
-    return basis, alpha, beta
+        state = _step(*state[:3], mm(state[3]), k, key)
+    return state[:3]
 
 
-@jax.jit
-def _orthogonalise(
+State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # basis, alpha, beta, the next row
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _begin(start: jax.Array, steps: int) -> State:
+    row = start / jnp.linalg.norm(start)
+    basis = jnp.zeros((steps, start.size), start.dtype).at[0].set(row)
+    return basis, jnp.zeros(steps, start.dtype), jnp.zeros(steps, start.dtype), row[None]
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+def _step(
     basis: jax.Array,
-    w: jax.Array,
     alpha: jax.Array,
     beta: jax.Array,
+    product: jax.Array,
     k: int | jax.Array,
     key: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rows of the basis beyond k are zero, so two plain Gram-Schmidt passes need no mask."""
+) -> State:
+    """One more row. Rows beyond k are zero, so Gram-Schmidt needs no mask."""
+    w = product[0]
     alpha = alpha.at[k].set(basis[k] @ w)
     scale = jnp.maximum(jnp.max(jnp.abs(alpha)), jnp.max(beta))
+    before = jnp.maximum(k - 1, 0)  # beta of a row before the first is zero
+    w = w - alpha[k] * basis[k] - jnp.where(k > 0, beta[before], 0) * basis[before]
     w = project_out(basis, w)
     norm = jnp.linalg.norm(w)
     broken = norm <= 10 * jnp.finfo(w.dtype).eps * scale
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
     fresh = jax.random.normal(jax.random.fold_in(key, k), w.shape, w.dtype)
     w = jax.lax.cond(broken, lambda: project_out(basis, fresh), lambda: w)
-    return alpha, beta, w / jnp.linalg.norm(w)
+    w = w / jnp.linalg.norm(w)
+    return basis.at[k + 1].set(w, mode="drop"), alpha, beta, w[None]
 
 
 def project_out(basis: jax.Array, w: jax.Array) -> jax.Array:
-    """What of w is orthogonal to the rows of the basis; twice is enough."""
-    for _ in range(2):
-        w = w - (basis @ w) @ basis
-    return w
+    """What of w is orthogonal to the rows of the basis.
 
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _set_row(basis: jax.Array, row: jax.Array, k: int | jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(basis, row, k, axis=0)
+    Twice is enough, and once where little was taken away: each time reads all of the basis.
+    """
+    once = w - (basis @ w) @ basis
+    little = jnp.linalg.norm(once) > 0.7 * jnp.linalg.norm(w)
+    return jax.lax.cond(little, lambda: once, lambda: once - (basis @ once) @ basis)
 
 
 @functools.partial(jax.jit, static_argnums=3)

@@ -12,16 +12,19 @@ from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
-from ._full import dense_by_products
+from ._full import dense_curvature
 from ._lanczos import check_rank
+
+DENSE_BELOW = 12  # times the rank: four iterations of three blocks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lobpcg(Estimator):
     """`"lobpcg"`: the leading `rank` eigenpairs by `jax.experimental.sparse.linalg`.
 
-    JAX's routine takes fewer than P/5 eigenpairs and a product that it can trace. More of them
-    are taken from the dense matrix (`num_iterations` is then 0); a loader is refused. `tol` is its
+    JAX's routine takes fewer than P/5 eigenpairs and a product that it can trace. Where forming
+    the dense matrix costs no more products than a few iterations, the pairs are taken from it
+    (`num_iterations` is then 0); for the routine itself a loader is refused. `tol` is its
     relative tolerance, 10 eps if not given: below what the dtype can reach it does not stop
     and loses its basis, which is an error here.
     """
@@ -38,9 +41,8 @@ class Lobpcg(Estimator):
         """Block products inside one compiled call."""
         rank = min(self.rank, operator.size)
         iterations: int | jax.Array = 0
-        if 5 * rank >= operator.size:
-            values, vectors = eigh(dense_by_products(operator))
-            values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
+        if operator.size <= DENSE_BELOW * rank:
+            values, vectors = _leading(dense_curvature(operator), rank)
         else:
             values, vectors, iterations = self._iterate(operator, rank)
         residuals = operator.mm(vectors.T) - values[:, None] * vectors.T
@@ -78,6 +80,12 @@ class Lobpcg(Estimator):
                 "curv_type='lanczos', which does not"
             )
         return values, vectors, iterations
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _leading(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
+    values, vectors = eigh(matrix)
+    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -82,8 +82,8 @@ def decompose(
     """
     scale = component.scale.astype(start.dtype)
 
-    def product(v: jax.Array) -> jax.Array:
-        return scale * matrix.mv(v) + noise * v
+    def product(rows: jax.Array) -> jax.Array:
+        return (scale * matrix.mv(rows[0]) + noise * rows[0])[None]
 
     basis, alpha, beta = tridiagonalise(product, start, rank, key, progress)
     off = jnp.diag(beta[:-1], 1)

@@ -87,7 +87,7 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
         p.recipe, post.precision, p.model, post.mean, post.space, batch, fields, p.memory_budget
     )
     count = jax.tree.leaves(batch)[0].shape[0]
-    if count <= size or not (loops_on_host(p.model, post.mean, batch) and is_concrete(batch)):
+    if count <= size or not (loops_on_host(p.model, post.mean, batch) and is_concrete(p, batch)):
         return _predict(p, batch, fields, size)
     size = even_size(count, size)
     parts = [_predict_slice(p, batch, start, fields, size) for start in range(0, count, size)]
