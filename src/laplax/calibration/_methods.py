@@ -93,9 +93,17 @@ class GridSearch(Method):
         return {**initial, "prior_prec": grid[best]}, Trace({"prior_prec": grid}, values)
 
 
+POINTS_AT_ONCE = 10
+
+
 @jax.jit
 def _evaluate(objective: Any, grid: jax.Array, fixed: dict[str, Any]) -> jax.Array:
-    return jax.vmap(lambda t: objective({**fixed, "prior_prec": t}))(grid)
+    def at(t: jax.Array) -> jax.Array:
+        value: jax.Array = objective({**fixed, "prior_prec": t})
+        return value
+
+    # Some points at once: more would leave a CPU's cache, fewer would not fill its cores.
+    return jax.lax.map(at, grid, batch_size=min(POINTS_AT_ONCE, grid.shape[0]))
 
 
 def _best(values: np.ndarray, points: dict[str, Any]) -> int:

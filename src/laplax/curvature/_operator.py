@@ -183,7 +183,8 @@ class CurvatureOperator:
         """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
         itemsize = self.space.dtype.itemsize
         per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes
-        return self.fold(step, carry, self.chunking(per_row * self.rows_per_example))
+        chunking = self.chunking(per_row * self.rows_per_example, in_cache=True)
+        return self.fold(step, carry, chunking)
 
     def fold(self, step: Any, carry: Any, chunking: Chunking, *args: PyTree) -> Any:
         """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""

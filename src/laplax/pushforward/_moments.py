@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from .._enums import Predictive, Pushforward
 from .._model import Model, model_cost
 from .._tree import ParamSpace, PyTree
+from ..curvature._operator import CPU_CACHE
 from ..posterior import Posterior
 from ..structures import Jacobian, Precision, Structure
 from ..taps import TapJacobian, jacobian_bytes, trace_taps
 from ._fields import Moments, Recipe
+
+NETWORKS_AT_ONCE = 5
 
 
 def jacobian(model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> jax.Array:
@@ -82,7 +85,8 @@ def nonlinear_moments(
         keys = jax.random.split(key, recipe.num_samples)
         samples = jax.lax.map(lambda k: model.batch(input, posterior.draw(k)), keys)
     else:
-        samples = jax.lax.map(lambda p: model.batch(input, p), ensemble)
+        together = networks_at_once(model, posterior.mean, input, recipe.num_samples)
+        samples = jax.lax.map(lambda p: model.batch(input, p), ensemble, batch_size=together)
     mean, cov = jnp.mean(samples, axis=0), None
     centred, freedom = samples - mean, recipe.num_samples - 1
     if "pred_cov" in fields:
@@ -146,6 +150,15 @@ def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
     """Whether XLA's own loops should be avoided."""
     on_cpu = jax.default_backend() == "cpu"
     return on_cpu and model_cost(model, params, _one_of(input)).has_convolution
+
+
+def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:
+    """Several small networks keep the cores busier than one; a convolution gets no faster."""
+    cost = model_cost(model, params, _one_of(input))
+    held = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
+    if cost.has_convolution or NETWORKS_AT_ONCE * held > CPU_CACHE:
+        return None
+    return min(NETWORKS_AT_ONCE, most)
 
 
 def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:
