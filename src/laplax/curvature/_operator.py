@@ -158,10 +158,10 @@ class CurvatureOperator:
     def mm(self, V: jax.Array) -> jax.Array:
         """G V for the rows of V, shape (k, P): one pass over the data."""
         if self.linear is not None and self._fits_at_once(V.shape[0]):
-            return self._scaled(_linear_mm(self.local, self.data, self.linear, V))
+            return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
         chunking = self.chunking(self._product_bytes(V.shape[0]))
         zeros = jnp.zeros_like(V)
-        return self._scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
+        return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
     def _product_bytes(self, vectors: int) -> int:
         """Of one example: a linearised model's activations, and two more sets for every vector."""
@@ -188,9 +188,10 @@ class CurvatureOperator:
 
     def fold(self, step: Any, carry: Any, chunking: Chunking, *args: PyTree) -> Any:
         """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""
-        return self._scaled(fold(step, carry, self.data, chunking, self.local, *args))
+        return self.scaled(fold(step, carry, self.data, chunking, self.local, *args))
 
-    def _scaled(self, total: Any) -> Any:
+    def scaled(self, total: Any) -> Any:
+        """Sums over the data times the scale."""
         if self.num_total_samples is None:
             return total
         return jax.tree.map(lambda x: x * self.scale_as(x.dtype), total)

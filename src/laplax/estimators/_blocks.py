@@ -108,12 +108,10 @@ class EKFAC(KFAC):
         plan = self._plan(operator, layers)
         kept = structure.blocks[: len(plan.layers)]
         bases = [(block.left, block.right) for block in kept]
-        zeros = [jnp.zeros_like(block.values) for block in kept]
-        moments = _fold(operator, plan, _add_moments, zeros, bases)
-        scale = operator.scale_as(operator.space.dtype)
+        zeros = [np.zeros(block.values.shape, block.values.dtype) for block in kept]
+        moments = operator.scaled(_fold(operator, plan, _add_moments, zeros, bases))
         better = [
-            dataclasses.replace(block, values=scale * m)
-            for block, m in zip(kept, moments, strict=True)
+            dataclasses.replace(block, values=m) for block, m in zip(kept, moments, strict=True)
         ]
         blocks = (*better, *structure.blocks[len(plan.layers) :])
         coverage = _coverage(plan, "Kronecker eigenbasis, exact second moments")

@@ -42,7 +42,7 @@ class Lanczos(Estimator):
         products = self.num_products or self.rank + max(2, self.rank // 10)
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
-        start = _random_start(key, steps, size, operator.space.dtype)
+        start = random_row(key, steps, size, operator.space.dtype)
         mm = operator.linearised().mm
         basis, alpha, beta = tridiagonalise(mm, start, steps, key, operator.progress)
         values, vectors, residuals = _ritz(basis, alpha, beta, rank)
@@ -52,9 +52,10 @@ class Lanczos(Estimator):
 
 
 # Every operation outside of a compiled function is compiled on its own, at the first call.
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _random_start(key: jax.Array, steps: int, size: int, dtype: Any) -> jax.Array:
-    return jax.random.normal(jax.random.fold_in(key, steps), (size,), dtype)
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def random_row(key: jax.Array, number: int, size: int, dtype: Any) -> jax.Array:
+    """A direction for every number."""
+    return jax.random.normal(jax.random.fold_in(key, number), (size,), dtype)
 
 
 @jax.jit
@@ -79,13 +80,13 @@ def tridiagonalise(
     """G Q = Q T + beta_m q e_m^T with Q^T Q = I: (Q^T of shape (m, P), diagonal, off-diagonal).
 
     `mm` multiplies rows, (1, P) to (1, P). After a breakdown (an invariant subspace was found, as
-    happens when the curvature has lower rank) a fresh random direction goes on with off-diagonal
+    happens when the curvature has lower rank) another random direction goes on with off-diagonal
     zero, so that the basis stays orthonormal, no spurious pair appears and repeated eigenvalues
     are found.
     """
-    state = _begin(start, steps)
+    state, spare = _begin(start, steps), random_row(key, steps + 1, start.size, start.dtype)
     for k in progress_bar(range(steps), steps, "lanczos", progress):
-        state = _step(*state[:3], mm(state[3]), k, key)
+        state = _step(*state[:3], mm(state[3]), k, spare)
     return state[:3]
 
 
@@ -106,7 +107,7 @@ def _step(
     beta: jax.Array,
     product: jax.Array,
     k: int | jax.Array,
-    key: jax.Array,
+    spare: jax.Array,
 ) -> State:
     """One more row. Rows beyond k are zero, so Gram-Schmidt needs no mask."""
     w = product[0]
@@ -118,8 +119,8 @@ def _step(
     norm = jnp.linalg.norm(w)
     broken = norm <= 10 * jnp.finfo(w.dtype).eps * scale
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
-    fresh = jax.random.normal(jax.random.fold_in(key, k), w.shape, w.dtype)
-    w = jax.lax.cond(broken, lambda: project_out(basis, fresh), lambda: w)
+    # Turned by k places it is another direction; to draw one here would double the compile time.
+    w = jax.lax.cond(broken, lambda: project_out(basis, jnp.roll(spare, k)), lambda: w)
     w = w / jnp.linalg.norm(w)
     return basis.at[k + 1].set(w, mode="drop"), alpha, beta, w[None]
 
