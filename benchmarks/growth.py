@@ -199,7 +199,7 @@ def large(name, count=8):
         fits.append(laplace(transformer, params, data, **given, **options))
         return fits[0][1].structure
 
-    found, _ = measure(fit, jax.block_until_ready, most=1, least=1)
+    found, _ = measure(fit, jax.block_until_ready, most=1, least=1, patience=60)
     posterior_fn = fits.pop()[0]
     posterior = posterior_fn({"prior_prec": 1.0})
     drawn, _ = measure(

@@ -14,6 +14,8 @@ import models
 from laplax._model import Model, _equations
 from laplax.pushforward import jacobian
 from laplax.pushforward._moments import chunk_size
+from laplax.structures import LowRank
+from laplax.structures._dense import DensePrecision
 from laplax.taps import TapJacobian, trace_taps
 
 CURVATURES = {
@@ -23,25 +25,34 @@ CURVATURES = {
     "ekfac": {"joint_bias": False},
     "block_diagonal": {},
     "block_diagonal, small": {"max_dense": 3},
+    "full": {},
+    "lanczos": {"rank": 3},
 }
 
 
-@functools.cache
-def jacobians(name, subset=None):
-    model_fn, params, (x, _), _ = models.MODELS[name]
-    space = posterior_fn_of(name, "diagonal", subset).space
-    both = (
-        TapJacobian(Model(model_fn), params, space, x),
-        jacobian(Model(model_fn), params, space, x),
-    )
-    return both
-
-
-@functools.cache
-def posterior_fn_of(name, curvature, subset=None):
+def posterior_fn_of(name, curvature):
     model_fn, params, data, loss_fn = models.MODELS[name]
     options = {"curv_type": curvature.split(",")[0], **CURVATURES[curvature]}
-    return laplax.laplace(model_fn, params, data, loss_fn=loss_fn, subset=subset, **options)[0]
+    return laplax.laplace(model_fn, params, data, loss_fn=loss_fn, **options)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def pushed(model, posterior_fn, precision, input, c, tau):
+    """Moments from factors, and from whole Jacobians; one compiled call."""
+    factors = TapJacobian(model, posterior_fn.mean, posterior_fn.space, input)
+    whole = jacobian(model, posterior_fn.mean, posterior_fn.space, input)
+    dense = posterior_fn.structure.to_dense() * c + tau * jnp.eye(precision.size)
+    expected = jnp.einsum("ncp,npd->ncd", whole, jnp.linalg.solve(dense, whole.mT))
+    projection = posterior_fn.structure.project(factors)
+    return {
+        "covariance": (precision.covariance(factors), precision.covariance(whole)),
+        "marginal": (precision.marginal(factors), precision.marginal(whole)),
+        "projected": (projection.covariance(c, tau), expected),
+        "projected marginal": (
+            projection.marginal(c, tau),
+            jnp.diagonal(expected, axis1=1, axis2=2),
+        ),
+    }
 
 
 def assert_equal_moments(one, other):
@@ -52,17 +63,12 @@ def assert_equal_moments(one, other):
 @pytest.mark.parametrize("name", models.MODELS)
 @pytest.mark.parametrize("curvature", CURVATURES)
 def test_factors_equal_whole_jacobians(name, curvature):
-    factors, whole = jacobians(name)
+    model_fn, _, (x, _), _ = models.MODELS[name]
     posterior_fn = posterior_fn_of(name, curvature)
     precision = posterior_fn({"prior_prec": 0.7}).precision
     c, tau = jnp.asarray(1.3), jnp.asarray(0.4)
-    dense = jnp.linalg.inv(posterior_fn.structure.to_dense() * c + tau * jnp.eye(precision.size))
-    assert_equal_moments(precision.covariance(factors), precision.covariance(whole))
-    assert_equal_moments(precision.marginal(factors), precision.marginal(whole))
-    projection = posterior_fn.structure.project(factors)
-    expected = jnp.einsum("ncp,pq,ndq->ncd", whole, dense, whole)
-    assert_equal_moments(projection.covariance(c, tau), expected)
-    assert_equal_moments(projection.marginal(c, tau), jnp.diagonal(expected, axis1=1, axis2=2))
+    for one, other in pushed(Model(model_fn), posterior_fn, precision, x, c, tau).values():
+        assert_equal_moments(one, other)
 
 
 def mlp(input, params):
@@ -90,6 +96,55 @@ def test_subsets(subset, curvature):
     whole = jacobian(Model(mlp), MLP, posterior_fn.space, X)
     assert_equal_moments(precision.covariance(factors), precision.covariance(whole))
     assert_equal_moments(precision.marginal(factors), precision.marginal(whole))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_dense_posterior_solves_for_a_few_rows_and_inverts_for_many(rows):
+    x = cases.random(40, 3, seed=3)
+    data = (x, jnp.arange(40) % 4)
+    posterior_fn, _ = laplax.laplace(mlp, MLP, data, loss_fn="cross_entropy", curv_type="full")
+    precision = posterior_fn({"prior_prec": 0.3}).precision
+    assert isinstance(precision, DensePrecision)
+    assert (rows * 4 > precision.size) == (rows == 40)
+    one = jnp.asarray(1.0)
+    moments = pushed(Model(mlp), posterior_fn, precision, x[:rows], one, 0.3 * one)
+    for value, other in moments.values():
+        assert_equal_moments(value, other)
+    np.testing.assert_allclose(moments["covariance"][0], moments["projected"][1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("prior", [1.0, 1e-10])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_lies_outside_of_a_basis(inside, prior):
+    """Little of J is outside where the data were: a difference of squares would be noise there."""
+    y = jnp.zeros(9, int)
+    curvature = laplax.laplace(mlp, MLP, (X, y), loss_fn="cross_entropy", curv_type="full")[1]
+    values, vectors = jnp.linalg.eigh(curvature.to_dense())
+    rank = int(jnp.sum(values > 1e-12 * values[-1]))
+    structure = LowRank(vectors[:, -rank:], values[-rank:])
+    assert rank < structure.size
+    # Every row of the factor of G lies in its span; a random row does not.
+    whole = (vectors[:, -rank:] * jnp.sqrt(values[-rank:])).T[None]
+    whole = whole if inside else cases.random(1, rank, structure.size, seed=4)
+    one = jnp.asarray(1.0)
+    found = structure.project(whole).marginal(one, prior * one)
+    rest = whole - whole @ vectors[:, -rank:] @ vectors[:, -rank:].T
+    within = jnp.square(whole @ vectors[:, -rank:]) @ (1 / (values[-rank:] + prior))
+    expected = within + jnp.sum(jnp.square(rest), axis=-1) / prior
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_rest_of_factors_is_that_of_rows():
+    """Training data again: nearly all of J is inside, so the rest is formed row by row."""
+    posterior_fn, _ = laplax.laplace(
+        mlp, MLP, (X[:3], mlp(X[:3], MLP)), loss_fn="mse", curv_type="full"
+    )
+    assert isinstance(posterior_fn.structure, LowRank)
+    precision = posterior_fn({"prior_prec": 1e-8}).precision
+    one, weak = jnp.asarray(1.0), jnp.asarray(1e-8)
+    moments = pushed(Model(mlp), posterior_fn, precision, X[:3], one, weak)
+    for name in ("projected", "projected marginal"):
+        np.testing.assert_allclose(*moments[name], rtol=1e-6, atol=1e-9)
 
 
 def test_parts_of_a_projection_join():

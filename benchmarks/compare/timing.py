@@ -5,12 +5,15 @@ import statistics
 import time
 
 
-def measure(run, wait, *, seconds=3.0, most=15, least=3):
-    """First call, median of the calls after it, and the process's peak memory in MB."""
+def measure(run, wait, *, seconds=3.0, most=15, least=3, patience=float("inf")):
+    """First call, median of the calls after it, and the process's peak memory in MB.
+
+    A first call that took longer than `patience` stands for the others: compiling is little of it.
+    """
     start = time.perf_counter()
     result = wait(run())
     cold = time.perf_counter() - start
-    times = []
+    times, most = ([cold], 0) if cold > patience else ([], most)
     begin = time.perf_counter()
     while len(times) < most and (len(times) < least or time.perf_counter() - begin < seconds):
         if times and time.perf_counter() - begin > 10 * seconds:
