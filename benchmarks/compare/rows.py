@@ -69,7 +69,7 @@ FITS = [
         least_laplax=100, least_torch=1, most_floors=C + 2),
     fit("d", "kfac", laplax=None, backends=(ASDL, CURVLINOPS), floor="gradient", least_torch=1,
         most_floors=C + 2, same=False),
-    fit("d", "lanczos20", floor="product", floors=20, least_laplax=5, most_floors=1.25, same=False),
+    fit("d", "lanczos20", laplax="part_of_fit", floor="product", floors=20, least_laplax=5, most_floors=1.25, same=False),
 ]  # fmt: skip
 
 VARIANCES = [
@@ -79,10 +79,10 @@ VARIANCES = [
         least_laplax=20, least_torch=50),
     Row("c", "variance", "kfac", None, (BACKPACK,), "part_of_variance", least_torch=100,
         same=False),
-    Row("c", "variance", "lanczos20", "variance", least_laplax=20, same=False),
+    Row("c", "variance", "lanczos20", "part_of_variance", least_laplax=20, same=False),
     Row("c", "variance", "last_layer", "variance", (BACKPACK,), least_laplax=2,
         least_torch=1.5),
-    Row("d", "variance", "diagonal", "variance", (BACKPACK,), "part_of_variance",
+    Row("d", "variance", "diagonal", "part_of_variance", (BACKPACK,), "part_of_variance",
         least_laplax=10, least_torch=3),
 ]  # fmt: skip
 
