@@ -69,7 +69,8 @@ FITS = [
         least_laplax=100, least_torch=1, most_floors=C + 2),
     fit("d", "kfac", laplax=None, backends=(ASDL, CURVLINOPS), floor="gradient", least_torch=1,
         most_floors=C + 2, same=False),
-    fit("d", "lanczos20", laplax="part_of_fit", floor="product", floors=20, least_laplax=5, most_floors=1.25, same=False),
+    fit("d", "lanczos20", laplax="part_of_fit", floor="product", floors=20, least_laplax=5,
+        most_floors=1.25, same=False),
 ]  # fmt: skip
 
 VARIANCES = [
