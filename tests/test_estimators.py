@@ -95,6 +95,29 @@ def test_lobpcg_finds_the_leading_pairs(rank):
     assert float(estimate.diagnostics["residuals"].max()) < 1e-6
 
 
+def test_lobpcg_iterates_where_a_dense_matrix_would_cost_more():
+    data, _ = with_spectrum(SPECTRA["distinct"])
+    few, many = (fit(data, "lobpcg", rank=rank) for rank in (3, 4))
+    assert int(few.diagnostics["num_iterations"]) > 0  # 40 > 12 * 3
+    assert int(many.diagnostics["num_iterations"]) == 0
+    np.testing.assert_allclose(few.structure.eigenvalues, many.structure.eigenvalues[:3], rtol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_full_keeps_no_direction_that_is_round_off(dtype):
+    """19 rows of rank five: eight columns stay, since ranks are rounded up."""
+    features = cases.random(19, 5, seed=1) @ cases.random(5, P, seed=2)
+    structure = fit((features.astype(dtype), jnp.zeros(19, dtype)), "full").structure
+    assert structure.basis.shape == (P, 8)
+    assert structure.basis.dtype == dtype
+    exact = jnp.linalg.eigvalsh(features.T @ features)[::-1][:5]
+    digits = 1e-6 if dtype == jnp.float32 else 1e-12
+    np.testing.assert_allclose(structure.eigenvalues[:5], exact, rtol=10 * digits)
+    assert float(structure.eigenvalues[5:].max()) < float(exact[0]) * digits**2
+    gram = structure.basis.T @ structure.basis
+    np.testing.assert_allclose(gram, jnp.eye(8), atol=10 * digits)
+
+
 @pytest.mark.parametrize("spectrum", ["rank three", "repeated", "zero"])
 def test_lobpcg_on_a_deficient_curvature_is_right(spectrum):
     data, _ = with_spectrum(SPECTRA[spectrum])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from laplax._linalg import cho_solve, cholesky, eigh, solve_triangular
+from laplax._linalg import cho_solve, cholesky, eigh, gram, solve_triangular
 
 
 def spd(*shape, seed=0):
@@ -78,3 +78,9 @@ def test_independent_batches_in_one_program_end():
     command = [sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(command, timeout=300, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "ended"
+
+
+@pytest.mark.parametrize("size", [5, 255, 256, 515])
+def test_a_gram_matrix_from_its_upper_blocks(size):
+    rows = np.random.default_rng(0).standard_normal((7, size))
+    np.testing.assert_allclose(gram(jnp.asarray(rows)), rows.T @ rows, rtol=1e-12, atol=1e-12)

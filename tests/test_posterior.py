@@ -154,6 +154,16 @@ def test_samples_are_parameters_with_a_leading_axis(name):
     assert bool(jnp.isfinite(posterior.log_prob(jax.tree.map(lambda s: s[0], samples))))
 
 
+def test_samples_are_the_draws_of_split_keys(name):
+    posterior, key = fit(name)[0]({"prior_prec": 0.5}), jax.random.key(3)
+    together = posterior.sample(key, 3)
+    draws = [posterior.draw(k) for k in jax.random.split(key, 3)]
+    apart = jax.tree.map(lambda *x: jnp.stack(x), *draws)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), together, apart
+    )
+
+
 def test_samples_under_a_prior_per_leaf_have_the_posterior_covariance(name):
     prior_prec = [{"w": 0.5, "b": 2.0}, 1.0]
     posterior = fit(name)[0]({"prior_prec": prior_prec, "sigma_squared": 0.5})

@@ -9,8 +9,9 @@ import pytest
 
 import cases
 import laplax
+import models
 from laplax._enums import Pushforward
-from laplax.pushforward import jacobian, predictive
+from laplax.pushforward import _predictive, jacobian, predictive
 from laplax.pushforward._moments import map_chunks
 from laplax.structures import BlockDiagonal
 
@@ -265,6 +266,34 @@ def test_nonlinear_moments_are_those_of_the_sampled_networks(shape):
 
 def test_a_tiny_memory_budget_gives_the_same_fields(case):
     same_fields(everything(network(**case, memory_budget=1)), everything(network(**case)))
+
+
+def test_networks_too_large_to_keep_are_drawn_when_they_are_needed():
+    case = {"pushforward_type": "nonlinear", "num_samples": 6}
+    kept, drawn = network(**case), network(**case, memory_budget=1)
+    assert jax.tree.leaves(kept.ensemble)[0].shape[0] == 6
+    assert drawn.ensemble is None
+    same_fields(everything(drawn), everything(kept))
+
+
+@pytest.mark.parametrize("pushforward_type", PUSHFORWARDS)
+def test_chunks_of_convolutions_are_driven_from_python(pushforward_type, monkeypatch):
+    model_fn, params, data, loss_fn = models.MODELS["convolution"]
+    posterior_fn, _ = laplax.laplace(model_fn, params, data, loss_fn=loss_fn, curv_type="diagonal")
+    options = {"pushforward_type": pushforward_type, "num_samples": 6}
+    x = cases.random(7, *data[0].shape[1:], seed=5)
+    whole = predictive(posterior_fn, model_fn, **options)({"prior_prec": 1.0})
+    sizes = []
+    slices = _predictive._predict_slice
+    monkeypatch.setattr(_predictive, "chunk_size", lambda *_: 3)
+    monkeypatch.setattr(
+        _predictive, "_predict_slice", lambda *a: (sizes.append(a[-1]), slices(*a))[1]
+    )
+    fields = ["pred_mean", "pred_var", "samples"]
+    parts = whole(x, fields)
+    assert sizes == [3, 3, 1]
+    monkeypatch.undo()
+    same_fields(parts, whole(x, fields))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])

@@ -19,6 +19,7 @@ from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
 from ._layer import layer_curvature, the_layer
 
 GIB = 2**30
+HOST_ROWS = 1024  # fewer are decomposed in double precision
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,10 +86,27 @@ def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
     if operator.num_total_samples is not None:
         # fold_rows scales by the factor that belongs to G; rows carry its root.
         filled = filled / jnp.sqrt(jnp.asarray(operator.scale, filled.dtype))
+    if not is_concrete(filled):
+        return _eigenpairs(filled)
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and rows <= HOST_ROWS and filled.dtype == np.float32:
+        return _eigenpairs_on_host(np.asarray(filled))
     pairs = _eigenpairs(filled)
-    if not is_concrete(pairs.eigenvalues):
-        return pairs
     return _leading(pairs, numerical_rank(np.asarray(pairs.eigenvalues)))
+
+
+def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
+    """The same by R R^T in double precision, which loses nothing that float32 rows have.
+
+    A QR of few columns instead of all: half of the time of `_eigenpairs`.
+    """
+    wide = rows.astype(np.float64)
+    values, vectors = np.linalg.eigh(wide @ wide.T)
+    rank = numerical_rank(np.maximum(values[::-1], 0).astype(rows.dtype))
+    q, t = np.linalg.qr(wide.T @ vectors[:, ::-1][:, :rank])
+    w, s, _ = np.linalg.svd(t)
+    basis, values = (q @ w).astype(rows.dtype), np.square(s).astype(rows.dtype)
+    return LowRank(jnp.asarray(basis), jnp.asarray(values), dense_scale=True)
 
 
 def numerical_rank(eigenvalues: np.ndarray, step: int = 8) -> int:

@@ -90,10 +90,10 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
     if count <= size or not (loops_on_host(p.model, post.mean, batch) and is_concrete(p, batch)):
         return _predict(p, batch, fields, size)
     size = even_size(count, size)
-    parts = [_predict_slice(p, batch, start, fields, size) for start in range(0, count, size)]
-    if count % size:
-        start = count - count % size
-        parts[-1] = _predict_slice(p, batch, start, fields, count - start)
+    parts = [
+        _predict_slice(p, batch, start, fields, min(size, count - start))
+        for start in range(0, count, size)
+    ]
     return _samples_inside(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), 1, 0)
 
 
