@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, all_finite, is_concrete, leaf_names, pytree
+from ._tree import PyTree, all_finite, is_concrete, leaf_names, pytree, static
 
 FIELDS = ("input", "target", "weight")
 
@@ -219,8 +219,10 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
-    # Masks and integer weights count as numbers, and their roots need the widest type there is.
-    return jnp.asarray(array, jnp.result_type(float) if field == "weight" else None)
+    if field == "weight":
+        # Masks and integers count as numbers, and their roots need the widest type there is.
+        return jnp.asarray(array, jnp.result_type(float))
+    return array if isinstance(array, jax.Array) else jnp.asarray(array)
 
 
 def _common_length(arrays: dict[str, PyTree]) -> int:
@@ -277,19 +279,44 @@ class Chunking:
 Step = Callable[..., PyTree]
 
 
+@pytree
+class Zeros:
+    """Where a sum starts: made inside of the compiled fold, where zeros cost nothing.
+
+    `shapes` is a tree of tuples, kept in two parts so that it can be hashed.
+    """
+
+    treedef: Any = static()
+    shapes: tuple[tuple[int, ...], ...] = static()
+    dtype: Any = static()
+
+    @classmethod
+    def of(cls, shapes: PyTree, dtype: Any) -> "Zeros":
+        """A tree with a tuple for every array."""
+        leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
+        return cls(treedef, tuple(leaves), np.dtype(dtype))
+
+    def make(self, zeros: Callable[..., Any]) -> PyTree:
+        """By NumPy or JAX."""
+        return jax.tree.unflatten(self.treedef, [zeros(s, self.dtype) for s in self.shapes])
+
+
 def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTree) -> PyTree:
     """carry <- step(carry, batch, *args) over all of the data, in chunks.
 
     `step` must be a module-level function: it is the key under which compiled code is found
     again. In-memory data is scanned inside one compiled call; a loader drives the same call.
+    `carry` may be `Zeros`.
     """
     if isinstance(data, Loader):
+        carry = _on_host(carry)  # one program for the first batch and the others
         for batch in data:
             carry = fold(step, carry, batch, chunking, *args)
         return carry
     inside = not is_concrete(data)  # a traced program would hold a copy for every step
     if inside or not chunking.host_loop or data.num_examples <= chunking.size:
         return _fold_scan(step, chunking.size, carry, data, args)
+    carry = _on_host(carry)
     whole = data.num_examples - data.num_examples % chunking.size
     for start in range(0, whole, chunking.size):
         carry = _fold_slice(step, chunking.size, carry, data, start, args)
@@ -298,10 +325,15 @@ def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTre
     return carry
 
 
+def _on_host(carry: PyTree) -> PyTree:
+    return carry.make(np.zeros) if isinstance(carry, Zeros) else carry
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _fold_scan(
     step: Step, size: int, carry: PyTree, batch: Batch, args: tuple[PyTree, ...]
 ) -> PyTree:
+    carry = carry.make(jnp.zeros) if isinstance(carry, Zeros) else carry
     chunks, rest = divmod(batch.num_examples, size)
     if chunks > 1:
 

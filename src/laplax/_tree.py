@@ -234,23 +234,25 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
     `jax.ShapeDtypeStruct` in place of arrays.
     """
 
-    @functools.lru_cache(maxsize=256)
-    def remembered(static: Any, treedef: Any, structs: tuple, wide: bool) -> T:
+    def look(static: Any, treedef: Any, kinds: tuple) -> T:
+        structs = [jax.ShapeDtypeStruct(s, d, weak_type=weak) for s, d, weak in kinds]
         return fn(static, *jax.tree.unflatten(treedef, structs))
+
+    @functools.lru_cache(maxsize=256)
+    def remembered(static: Any, treedef: Any, kinds: tuple, wide: bool) -> T:
+        return look(static, treedef, kinds)
 
     @functools.wraps(fn)
     def call(static: Any, *trees: PyTree) -> T:
         leaves, treedef = jax.tree.flatten(trees)
-        structs = tuple(
-            jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
-            for x in leaves
-        )
+        # Not the structs themselves: making one costs more than all of this.
+        kinds = tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
         try:
             hash(static)
         except TypeError:  # a model with arrays inside: nothing to remember it by
-            return fn(static, *jax.tree.unflatten(treedef, structs))
+            return look(static, treedef, kinds)
         wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        return remembered(static, treedef, structs, wide)
+        return remembered(static, treedef, kinds, wide)
 
     return call
 

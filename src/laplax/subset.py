@@ -70,9 +70,9 @@ def select(subset: Subset, model: Model, params: PyTree, example: PyTree) -> Mas
     matches `params` from the top.
     """
     selected: Masks
-    names = leaf_names(params)
     if subset is None:
-        return (True,) * len(names)
+        return (True,) * len(jax.tree.leaves(params))
+    names = leaf_names(params)
     if isinstance(subset, str) and subset == "last_layer":
         chosen = _last_layer(trace_taps(model, params, example))
         return tuple(i in chosen for i in range(len(names)))

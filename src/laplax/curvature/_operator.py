@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Chunking, Data, Loader, fold
+from .._data import Batch, Chunking, Data, Loader, Zeros, fold
 from .._model import Model, ModelCost
 from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
@@ -160,7 +160,7 @@ class CurvatureOperator:
         if self.linear is not None and self._fits_at_once(V.shape[0]):
             return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
         chunking = self.chunking(self._product_bytes(V.shape[0]))
-        zeros = jnp.zeros_like(V)
+        zeros = Zeros.of(V.shape, V.dtype)
         return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
     def _product_bytes(self, vectors: int) -> int:
@@ -179,7 +179,7 @@ class CurvatureOperator:
         """G v for a pytree like `params` or a flat vector; the same form comes back."""
         return self.space.apply(self.mv, v)
 
-    def fold_rows(self, step: Any, carry: jax.Array) -> jax.Array:
+    def fold_rows(self, step: Any, carry: Any) -> jax.Array:
         """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
         itemsize = self.space.dtype.itemsize
         per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes

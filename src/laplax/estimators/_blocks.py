@@ -5,9 +5,8 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._data import Batch, fold
+from .._data import Batch, Zeros, fold
 from .._enums import check_names
 from .._linalg import eigh
 from .._tree import leaf_names
@@ -108,7 +107,7 @@ class EKFAC(KFAC):
         plan = self._plan(operator, layers)
         kept = structure.blocks[: len(plan.layers)]
         bases = [(block.left, block.right) for block in kept]
-        zeros = [np.zeros(block.values.shape, block.values.dtype) for block in kept]
+        zeros = Zeros.of([block.values.shape for block in kept], operator.space.dtype)
         moments = operator.scaled(_fold(operator, plan, _add_moments, zeros, bases))
         better = [
             dataclasses.replace(block, values=m) for block, m in zip(kept, moments, strict=True)
@@ -161,16 +160,17 @@ def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args:
     return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
 
 
-def _zero_factors(plan: Plan, operator: CurvatureOperator) -> dict[str, Any]:
-    leaves, dtype = jax.tree.leaves(operator.local.params), operator.space.dtype
+def _zero_factors(plan: Plan, operator: CurvatureOperator) -> Zeros:
+    leaves = jax.tree.leaves(operator.local.params)
     shapes = [layer.shape for layer in plan.layers]
-    return {
-        "inputs": [np.zeros((b, i, i), dtype) for b, i, _ in shapes],
-        "outputs": [np.zeros((b, o, o), dtype) for b, _, o in shapes],
-        "count": np.zeros((), dtype),
-        "dense": [np.zeros((leaves[i].size,) * 2, dtype) for i in plan.dense],
-        "diagonal": [np.zeros(leaves[i].shape, dtype) for i in plan.diagonal],
+    sums = {
+        "inputs": [(b, i, i) for b, i, _ in shapes],
+        "outputs": [(b, o, o) for b, _, o in shapes],
+        "count": (),
+        "dense": [(leaves[i].size,) * 2 for i in plan.dense],
+        "diagonal": [leaves[i].shape for i in plan.diagonal],
     }
+    return Zeros.of(sums, operator.space.dtype)
 
 
 def _add_factors(

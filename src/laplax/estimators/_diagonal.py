@@ -5,9 +5,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._data import Batch
+from .._data import Batch, Zeros
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure
@@ -29,7 +28,8 @@ class ExactDiagonal(Estimator):
         """One pass."""
         if operator.has_rows:
             program = operator.program
-            zeros = [np.zeros(n, operator.space.dtype) for _, n in operator.space.slices.values()]
+            space = operator.space
+            zeros = Zeros.of([(n,) for _, n in space.slices.values()], space.dtype)
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
             chunking = operator.chunking(cost, in_cache=True)

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch
+from .._data import Batch, Zeros
 from .._linalg import eigh, gram
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
@@ -81,7 +81,7 @@ def _write_rows(buffer: jax.Array, batch: Batch, local: LocalCurvature) -> jax.A
 
 
 def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
-    buffer: Any = np.zeros((rows, operator.size), operator.space.dtype)
+    buffer = Zeros.of((rows, operator.size), operator.space.dtype)
     filled = operator.fold_rows(_write_rows, buffer)
     if operator.num_total_samples is not None:
         # fold_rows scales by the factor that belongs to G; rows carry its root.
@@ -138,8 +138,8 @@ def dense_curvature(operator: CurvatureOperator) -> jax.Array:
     """G as a (P, P) array: from rows if it has them, else from P products."""
     if not operator.has_rows:
         return dense_by_products(operator)
-    size = operator.size
-    return operator.fold_rows(_add_gram, jnp.zeros((size, size), operator.space.dtype))
+    zeros = Zeros.of((operator.size, operator.size), operator.space.dtype)
+    return operator.fold_rows(_add_gram, zeros)
 
 
 def dense_by_products(operator: CurvatureOperator, block: int = 64) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch
+from .._data import Batch, Zeros
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..taps import Program
@@ -44,7 +44,7 @@ def layer_curvature(operator: CurvatureOperator, layer: Layer) -> jax.Array:
     columns, dtype = operator.rows_per_example, operator.space.dtype
     each = dtype.itemsize * (3 * inputs * outputs + 3 * outputs * (columns + outputs))
     chunking = operator.chunking(each + operator.cost.activation_bytes)
-    zeros = np.zeros((outputs, inputs, outputs, inputs), dtype)
+    zeros = Zeros.of((outputs, inputs, outputs, inputs), dtype)
     total = operator.fold(_add_layer, zeros, chunking, operator.program, layer)
     return _placed(total, np.argsort(_order(operator, layer)))
 
