@@ -23,7 +23,9 @@ def missed(row, found):
     seen = ratios(row, found)
     words = []
     for peer, least in (("laplax", row.least_laplax), ("torch", row.least_torch)):
-        if least is not None and peer in seen and seen[peer] < least:
+        if least is not None and peer not in seen:
+            words.append(f"{peer} was not measured, target {least:g}x")
+        elif least is not None and seen[peer] < least:
             words.append(f"{seen[peer]:.3g}x {peer}, target {least:g}x")
     if row.most_floors is not None and "floor" in seen and seen["floor"] > row.most_floors:
         words.append(f"{seen['floor']:.3g} floors, target {row.most_floors:g}")

@@ -14,6 +14,8 @@ import time
 import problems
 import timing
 
+PATIENCE = 60  # seconds: one call of what takes longer is enough
+
 
 def make(library, problem, curvature):
     """The library's object for a problem, and its way to wait for results."""
@@ -44,13 +46,13 @@ def run(library, name, work, curvature):
     problem = problems.make(name)
     subject, wait = make(library, problem, curvature)
     if work == "fit":
-        found, fitted = timing.measure(subject.fit, wait)
+        found, fitted = timing.measure(subject.fit, wait, patience=PATIENCE)
         return found | {"answer": subject.answer(fitted)}
     made, share = getattr(subject, work)(), 1
     if work.startswith("part_of"):
         made, share = made
     ways = made if isinstance(made, list) else [made]
-    tried = [timing.measure(way, wait) for way in ways]
+    tried = [timing.measure(way, wait, patience=PATIENCE) for way in ways]
     found, result = min(tried, key=lambda pair: pair[0]["warm"])
     if share < 1:
         found |= {"cold": None, "warm": found["warm"] / share, "share": share}
