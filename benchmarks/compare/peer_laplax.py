@@ -98,7 +98,9 @@ class PeerLaplax:
         made = self._linear(self._posterior_fn())
         x = self.new["input"][:count]
         ways = [
-            jax.jit(lambda x, size=size: jax.lax.map(made, x, batch_size=size)["pred_var"])
+            jax.jit(
+                lambda x, size=size: self.scale * jax.lax.map(made, x, batch_size=size)["pred_var"]
+            )
             for size in (None, 50)
         ]
         return [lambda way=way: way(x) for way in ways]
