@@ -1,6 +1,5 @@
 """The posterior pushed through the network: moments and samples of the output."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,7 +96,9 @@ def nonlinear_moments(
     return Moments(model.batch(input, posterior.mean), mean, var, cov, samples)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
+_sample = jax.jit(Posterior.sample, static_argnums=2)
+
+
 def draw_ensemble(
     posterior: Posterior, recipe: Recipe, memory_budget: int, key: jax.Array
 ) -> PyTree:
@@ -106,7 +107,7 @@ def draw_ensemble(
     bytes_of_all = recipe.num_samples * space.whole.size * space.dtype.itemsize
     if recipe.pushforward is Pushforward.LINEAR or bytes_of_all > memory_budget:
         return None
-    return posterior.sample(key, recipe.num_samples)
+    return _sample(posterior, key, recipe.num_samples)
 
 
 def moments_of(recipe: Recipe) -> Callable[..., Moments]:

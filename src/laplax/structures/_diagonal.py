@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._tree import pytree
 from ._base import Precision, Projection, Structure, columns
-from ._jacobian import Coordinates, Jacobian, as_jacobian, diagonal_coordinates, take
+from ._jacobian import Coordinates, Jacobian, as_jacobian, diagonal_coordinates, take, total
 
 
 @pytree
@@ -72,14 +72,12 @@ class CoordinateProjection(Projection):
 
 def sum_marginal(coordinates: Sequence[Coordinates], variances: Sequence[jax.Array]) -> jax.Array:
     """Diagonals of J Q diag(d) Q^T J^T, parts added."""
-    parts = [x.marginal(d) for x, d in zip(coordinates, variances, strict=True)]
-    return sum(parts[1:], parts[0])
+    return total([x.marginal(d) for x, d in zip(coordinates, variances, strict=True)])
 
 
 def sum_covariance(coordinates: Sequence[Coordinates], variances: Sequence[jax.Array]) -> jax.Array:
     """J Q diag(d) Q^T J^T, parts added."""
-    parts = [x.covariance(d) for x, d in zip(coordinates, variances, strict=True)]
-    return sum(parts[1:], parts[0])
+    return total([x.covariance(d) for x, d in zip(coordinates, variances, strict=True)])
 
 
 @pytree

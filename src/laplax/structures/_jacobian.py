@@ -278,15 +278,15 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
     would be round-off, which a weak prior divides by tau: there R is formed.
     """
     parts, bases = _parts(jacobian, basis)
-    inner = _sum([x.matmul(own) for x, own in zip(parts, bases, strict=True)])
+    inner = total([x.matmul(own) for x, own in zip(parts, bases, strict=True)])
     if basis.shape[1] == basis.shape[0]:
         return inner, None
 
     def exact() -> jax.Array:
-        return _sum([x.rest(own, inner) for x, own in zip(parts, bases, strict=True)])
+        return total([x.rest(own, inner) for x, own in zip(parts, bases, strict=True)])
 
     ones = [jnp.ones(own.shape[0], basis.dtype) for own in bases]
-    whole = _sum([x.covariance(d) for x, d in zip(parts, ones, strict=True)])
+    whole = total([x.covariance(d) for x, d in zip(parts, ones, strict=True)])
     rest = whole - jnp.einsum("ncr,ndr->ncd", inner, inner)
     outside, length = (jnp.diagonal(x, axis1=1, axis2=2) for x in (rest, whole))
     return inner, jax.lax.cond(jnp.all(outside >= PLENTY * length), lambda: rest, exact)
@@ -294,7 +294,7 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
 
 def matmul(jacobian: jax.Array | Jacobian, matrix: jax.Array) -> jax.Array:
     """J M for M of shape (P, R): (n, C, R)."""
-    return _sum([x.matmul(own) for x, own in zip(*_parts(jacobian, matrix), strict=True)])
+    return total([x.matmul(own) for x, own in zip(*_parts(jacobian, matrix), strict=True)])
 
 
 def _parts(
@@ -306,5 +306,6 @@ def _parts(
     return coordinates, [take(matrix, group) for group in J.groups]
 
 
-def _sum(parts: Sequence[jax.Array]) -> jax.Array:
+def total(parts: Sequence[jax.Array]) -> jax.Array:
+    """Their sum."""
     return sum(parts[1:], parts[0])
