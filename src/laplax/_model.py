@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
+from . import _core as core
 from ._tree import PyTree, by_shapes
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
+
+from . import _core as core
 
 PyTree = Any
 Cls = TypeVar("Cls", bound=type)
@@ -218,13 +219,15 @@ def is_concrete(*trees: PyTree) -> bool:
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
         return False
-    if core.get_opaque_trace_state() == _NO_TRACE:
+    if core.get_opaque_trace_state() == _no_trace():
         return True
     return not isinstance(jnp.zeros(()), jax.core.Tracer)  # `grad` alone stages nothing
 
 
-with jax.core.eval_context():
-    _NO_TRACE = core.get_opaque_trace_state()
+@functools.cache
+def _no_trace() -> Any:
+    with jax.core.eval_context():
+        return core.get_opaque_trace_state()
 
 
 def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
+from . import _core as core
 from ._data import Batch, Loader, as_data, progress_bar
 from ._model import Model, check_signature, model_cost
 from ._problem import check_params

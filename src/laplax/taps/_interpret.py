@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
+from .. import _core as core
 from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use
 
 VIEWS = {
