@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import solve_triangular as lapack_solve_triangular
 
@@ -43,7 +44,11 @@ def _over_leading_axes(op: Callable[[jax.Array], Any]) -> Callable[[jax.Array], 
     """`op` of a matrix, for arrays with batch axes in front."""
 
     def batched(a: jax.Array) -> Any:
-        return op(a) if a.ndim == 2 else jax.vmap(batched)(a)
+        if a.ndim == 2:
+            return op(a)
+        if a.shape[0] == 1:  # no loop to compile
+            return jax.tree.map(lambda x: x[None], batched(a[0]))
+        return jax.vmap(batched)(a)
 
     return batched
 
@@ -109,6 +114,18 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues, ascending, and eigenvectors of symmetric matrices."""
     values, vectors = _over_leading_axes(_eigh_of_matrix)(a)
     return values, vectors
+
+
+def eigh_on_host(a: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The same of arrays (b, n, n) by SciPy's LAPACK, which JAX calls too, without compiling."""
+    from scipy.linalg import eigh as lapack_eigh
+
+    matrices = np.asarray(a)
+    if not np.isfinite(matrices).all():
+        return np.full(matrices.shape[:2], np.nan, a.dtype), np.full_like(matrices, np.nan)
+    pairs = [lapack_eigh(matrix, driver="evd", check_finite=False) for matrix in matrices]
+    values, vectors = zip(*pairs, strict=True)
+    return np.stack(values), np.stack(vectors)
 
 
 def cholesky(a: jax.Array) -> jax.Array:

@@ -33,14 +33,14 @@ def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array
     policy = operator.local.curvature.negative_eigenvalues
     if policy == "error" and is_concrete(values):
         noise = 100 * values.size**0.5 * float(jnp.finfo(values.dtype).eps)
-        smallest, largest = float(values.min()), float(jnp.abs(values).max())
+        smallest, largest = float(values.min()), float(abs(values).max())
         if smallest < -noise * largest:
             raise ValueError(
                 f"the Hessian is indefinite: smallest value {smallest:.4g}, largest {largest:.4g}. "
                 "Choose what that means: curvature=Hessian(indefinite='clip') counts negative "
                 "eigenvalues as zero; curvature='ggn' is positive semi-definite everywhere."
             )
-    return jnp.maximum(values, 0)
+    return values.clip(min=0)
 
 
 def identity_blocks(size: int, block: int, dtype: Any) -> Any:

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch, Zeros, fold
 from .._enums import check_names
-from .._linalg import eigh
-from .._tree import leaf_names
+from .._linalg import eigh, eigh_on_host
+from .._tree import is_concrete, leaf_names
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
@@ -232,13 +233,17 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
 
 def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> list[KroneckerBlock]:
     pairs = list(zip(sums["inputs"], sums["outputs"], strict=True))
-    parts = _decompose(pairs, scale, sums["count"])
+    large = max((x.shape[-1] for pair in pairs for x in pair), default=0) > LARGE_FACTOR
+    on_host = large and jax.default_backend() == "cpu" and is_concrete(sums)
+    decompose = _decompose_on_host if on_host else _decompose
+    parts = decompose(pairs, scale, sums["count"])
     return [
         KroneckerBlock(values, left, right, layer.to_matrix, layer.from_matrix)
         for layer, (values, left, right) in zip(plan.layers, parts, strict=True)
     ]
 
 
+LARGE_FACTOR = 256  # beyond, a decomposition takes longer than the overhead of the host
 _eigen = jax.jit(eigh)
 
 
@@ -247,12 +252,19 @@ def _decompose(
     pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array, count: jax.Array
 ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
     """Eigenvalues and eigenvectors of every a (x) g: all layers in one compiled call."""
-    parts = []
-    for a, g in pairs:
-        (ea, left), (eg, right) = eigh(a), eigh(g)
-        values = jnp.maximum(ea, 0)[:, :, None] * jnp.maximum(eg, 0)[:, None, :]
-        parts.append((scale / count * values, left, right))
-    return parts
+    return [_kronecker_parts(eigh(a), eigh(g), scale / count) for a, g in pairs]
+
+
+def _decompose_on_host(pairs: list, scale: Any, count: Any) -> list:
+    """The same by SciPy, one after the other: nothing is compiled, and each has all cores."""
+    factor = np.asarray(scale) / np.asarray(count)
+    parts = [_kronecker_parts(eigh_on_host(a), eigh_on_host(g), factor) for a, g in pairs]
+    return jax.tree.map(jnp.asarray, parts)
+
+
+def _kronecker_parts(of_inputs: tuple, of_outputs: tuple, factor: Any) -> tuple[Any, Any, Any]:
+    (ea, left), (eg, right) = of_inputs, of_outputs
+    return factor * ea.clip(min=0)[:, :, None] * eg.clip(min=0)[:, None, :], left, right
 
 
 def _assemble(

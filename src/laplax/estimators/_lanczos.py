@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import progress_bar
 from .._linalg import eigh
+from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
@@ -42,26 +44,22 @@ class Lanczos(Estimator):
         products = self.num_products or self.rank + max(2, self.rank // 10)
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
-        start = random_row(key, steps, size, operator.space.dtype)
+        start = random_direction(key, size, operator.space.dtype)
         mm = operator.linearised().mm
-        basis, alpha, beta = tridiagonalise(mm, start, steps, key, operator.progress)
-        values, vectors, residuals = _ritz(basis, alpha, beta, rank)
-        values, kept = _keep(settle_negative(values, operator), residuals, self.tol)
+        basis, alpha, beta = tridiagonalise(mm, start, steps, start, operator.progress)
+        values, weights, residuals = _ritz(alpha, beta, rank)
+        values = settle_negative(values, operator)
+        kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
+        vectors, values = _combine(basis, weights, values, kept)
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
         return LowRank(vectors, values), diagnostics
 
 
 # Every operation outside of a compiled function is compiled on its own, at the first call.
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def random_row(key: jax.Array, number: int, size: int, dtype: Any) -> jax.Array:
-    """A direction for every number."""
-    return jax.random.normal(jax.random.fold_in(key, number), (size,), dtype)
-
-
-@jax.jit
-def _keep(values: jax.Array, residuals: jax.Array, tol: float) -> tuple[jax.Array, jax.Array]:
-    kept = ~(residuals > tol * values)  # not a number is kept, so that it shows
-    return jnp.where(kept, values, 0), kept
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def random_direction(key: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """A Gaussian vector."""
+    return jax.random.normal(key, (size,), dtype)
 
 
 def check_rank(rank: int) -> None:
@@ -74,73 +72,88 @@ def tridiagonalise(
     mm: Callable[[jax.Array], jax.Array],
     start: jax.Array,
     steps: int,
-    key: jax.Array,
+    spare: jax.Array,
     progress: bool | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """G Q = Q T + beta_m q e_m^T with Q^T Q = I: (Q^T of shape (m, P), diagonal, off-diagonal).
 
     `mm` multiplies rows, (1, P) to (1, P). After a breakdown (an invariant subspace was found, as
-    happens when the curvature has lower rank) another random direction goes on with off-diagonal
-    zero, so that the basis stays orthonormal, no spurious pair appears and repeated eigenvalues
-    are found.
+    happens when the curvature has lower rank) another direction goes on with off-diagonal zero, so
+    that the basis stays orthonormal, no spurious pair appears and repeated eigenvalues are found.
+    That direction is `spare`, which must be random, turned by some places: as good as a new
+    one, and to draw it in every step would double the compile time.
     """
-    state, spare = _begin(start, steps), random_row(key, steps + 1, start.size, start.dtype)
+    state, row = _begin(start, steps)
     for k in progress_bar(range(steps), steps, "lanczos", progress):
-        state = _step(*state[:3], mm(state[3]), k, spare)
-    return state[:3]
+        state, row = _step(state, row, mm(row), k, spare)
+    return state
 
 
-State = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # basis, alpha, beta, the next row
+State = tuple[jax.Array, jax.Array, jax.Array]  # basis, alpha, beta
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _begin(start: jax.Array, steps: int) -> State:
-    row = start / jnp.linalg.norm(start)
-    basis = jnp.zeros((steps, start.size), start.dtype).at[0].set(row)
-    return basis, jnp.zeros(steps, start.dtype), jnp.zeros(steps, start.dtype), row[None]
+def _begin(start: jax.Array, steps: int) -> tuple[State, jax.Array]:
+    zeros = jnp.zeros(steps, start.dtype)
+    state = (jnp.zeros((steps, start.size), start.dtype), zeros, zeros)
+    return state, (start / jnp.linalg.norm(start))[None]
 
 
-@functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+@functools.partial(jax.jit, donate_argnums=0)
 def _step(
-    basis: jax.Array,
-    alpha: jax.Array,
-    beta: jax.Array,
-    product: jax.Array,
-    k: int | jax.Array,
-    spare: jax.Array,
-) -> State:
-    """One more row. Rows beyond k are zero, so Gram-Schmidt needs no mask."""
-    w = product[0]
-    alpha = alpha.at[k].set(basis[k] @ w)
+    state: State, row: jax.Array, product: jax.Array, k: int | jax.Array, spare: jax.Array
+) -> tuple[State, jax.Array]:
+    """Row k joins the basis, and the next one is made. Rows beyond k are zero: no mask is needed."""
+    basis, alpha, beta = state
+    q, w = row[0], product[0]
+    basis = basis.at[k].set(q)
+    alpha = alpha.at[k].set(q @ w)
     scale = jnp.maximum(jnp.max(jnp.abs(alpha)), jnp.max(beta))
     before = jnp.maximum(k - 1, 0)  # beta of a row before the first is zero
-    w = w - alpha[k] * basis[k] - jnp.where(k > 0, beta[before], 0) * basis[before]
-    w = project_out(basis, w)
+    w = w - alpha[k] * q - jnp.where(k > 0, beta[before], 0) * basis[before]
+    w = project_out(basis, w, 2)
     norm = jnp.linalg.norm(w)
     broken = norm <= 10 * jnp.finfo(w.dtype).eps * scale
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
-    # Turned by k places it is another direction; to draw one here would double the compile time.
-    w = jax.lax.cond(broken, lambda: project_out(basis, jnp.roll(spare, k)), lambda: w)
-    w = w / jnp.linalg.norm(w)
-    return basis.at[k + 1].set(w, mode="drop"), alpha, beta, w[None]
+    w = jnp.where(broken, jnp.roll(spare, k + 1), w)
+    w = project_out(basis, w, jnp.where(broken, 2, 0))
+    return (basis, alpha, beta), (w / jnp.linalg.norm(w))[None]
 
 
-def project_out(basis: jax.Array, w: jax.Array) -> jax.Array:
-    """What of w is orthogonal to the rows of the basis.
+def project_out(basis: jax.Array, w: jax.Array, passes: int | jax.Array) -> jax.Array:
+    """What of w is orthogonal to the rows of the basis, in at most so many passes.
 
-    Twice is enough, and once where little was taken away: each time reads all of the basis.
+    Two are enough, and one where little was taken away: each reads all of the basis.
     """
-    once = w - (basis @ w) @ basis
-    little = jnp.linalg.norm(once) > 0.7 * jnp.linalg.norm(w)
-    return jax.lax.cond(little, lambda: once, lambda: once - (basis @ once) @ basis)
+
+    def once(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        w, left = state
+        rest = w - (basis @ w) @ basis
+        little = jnp.linalg.norm(rest) > 0.7 * jnp.linalg.norm(w)
+        return rest, jnp.where(little, 0, left - 1)
+
+    out: jax.Array = jax.lax.while_loop(
+        lambda state: state[1] > 0, once, (w, jnp.asarray(passes, jnp.int32))
+    )[0]
+    return out
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def _ritz(
-    basis: jax.Array, alpha: jax.Array, beta: jax.Array, rank: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The leading Ritz pairs, largest first, with their residual norms |beta_m s_m|."""
-    off = jnp.diag(beta[:-1], 1)
-    values, vectors = eigh(jnp.diag(alpha) + off + off.T)
+def _ritz(alpha: Any, beta: Any, rank: int) -> tuple[Any, Any, Any]:
+    """Leading Ritz values, largest first, their weights in the basis, residuals |beta_m s_m|.
+
+    On the host where that is possible: nothing is compiled, and NumPy decomposes in float64.
+    """
+    xp, decompose = (np, np.linalg.eigh) if is_concrete(alpha, beta) else (jnp, eigh)
+    alpha, beta = xp.asarray(alpha), xp.asarray(beta)
+    off = xp.diag(beta[:-1], 1)
+    values, vectors = decompose(xp.diag(alpha) + off + off.T)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
-    return values, basis.T @ vectors, jnp.abs(beta[-1] * vectors[-1])
+    return values, vectors, abs(beta[-1] * vectors[-1])
+
+
+@jax.jit
+def _combine(
+    basis: jax.Array, weights: jax.Array, values: jax.Array, kept: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Ritz vectors as columns, and their values; a pair that is not kept has the value zero."""
+    return basis.T @ weights, jnp.where(kept, values, 0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from .._linalg import eigh
 from .._tree import PyTree
-from ..estimators._lanczos import tridiagonalise
+from ..estimators._lanczos import random_direction, tridiagonalise
 from ..pushforward._moments import map_chunks
 from ._kernels import KernelFn, gram
 from ._prior import Component
@@ -85,7 +85,8 @@ def decompose(
     def product(rows: jax.Array) -> jax.Array:
         return (scale * matrix.mv(rows[0]) + noise * rows[0])[None]
 
-    basis, alpha, beta = tridiagonalise(product, start, rank, key, progress)
+    spare = random_direction(key, start.size, start.dtype)
+    basis, alpha, beta = tridiagonalise(product, start, rank, spare, progress)
     off = jnp.diag(beta[:-1], 1)
     values, turn = eigh(jnp.diag(alpha) + off + off.T)
     total = scale * jnp.sum(diagonal) + start.size * noise

@@ -15,8 +15,6 @@ from ..structures import Jacobian, Precision, Structure
 from ..taps import TapJacobian, jacobian_bytes, trace_taps
 from ._fields import Moments, Recipe
 
-NETWORKS_AT_ONCE = 5
-
 
 def jacobian(model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> jax.Array:
     """J of n inputs, shape (n, C, P): C vector-Jacobian products share one forward pass."""
@@ -154,12 +152,12 @@ def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
 
 
 def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:
-    """Several small networks keep the cores busier than one; a convolution gets no faster."""
+    """All, where a cache nearly holds them: no loop; else a pair. Convolutions get no faster."""
     cost = model_cost(model, params, _one_of(input))
     held = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
-    if cost.has_convolution or NETWORKS_AT_ONCE * held > CPU_CACHE:
+    if cost.has_convolution or 2 * held > CPU_CACHE:
         return None
-    return min(NETWORKS_AT_ONCE, most)
+    return most if most * held <= 2 * CPU_CACHE else min(2, most)
 
 
 def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:
