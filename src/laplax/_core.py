@@ -1,4 +1,4 @@
-"""`jax.extend.core`, loaded when a model is first traced: Pallas comes with it, a tenth of an import."""
+"""`jax.extend.core`, loaded when a model is first traced: it brings Pallas, which takes a while."""
 
 from typing import Any
 

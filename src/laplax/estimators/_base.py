@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
@@ -41,6 +42,17 @@ def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array
                 "eigenvalues as zero; curvature='ggn' is positive semi-definite everywhere."
             )
     return values.clip(min=0)
+
+
+def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int:
+    """How many are more than round-off of the largest, `noise` times eps; rounded up.
+
+    A direction of round-off has no curvature and no direction. Data of low dimension leave few
+    others: everything that goes through the basis is that much faster.
+    """
+    least = noise * np.finfo(values.dtype).eps * values.max()
+    count = int(np.sum(~(values <= least)))  # not a number is kept, so that it shows
+    return min(-(-max(count, 1) // step) * step, values.size)
 
 
 def identity_blocks(size: int, block: int, dtype: Any) -> Any:

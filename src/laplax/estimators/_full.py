@@ -15,8 +15,8 @@ from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Dense, LowRank, Structure
-from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
-from ._layer import layer_curvature, the_layer
+from ._base import Diagnostics, Estimator, identity_blocks, numerical_rank, settle_negative
+from ._layer import layer_curvature, layer_eigenpairs, the_layer
 
 GIB = 2**30
 HOST_ROWS = 1024  # fewer are decomposed in double precision
@@ -44,9 +44,11 @@ class Full(Estimator):
         if not operator.has_rows:
             operator.require_passes("a dense Hessian")
             return Dense(settle_dense(dense_by_products(operator), operator)), {}
-        if 2 * rows <= size:
-            return _smaller_side(operator, rows), {}
         layer = the_layer(operator)
+        if 2 * rows <= size:
+            if layer is not None and layer.shape[2] <= 2 * operator.rows_per_example:
+                return layer_eigenpairs(operator, layer), {}
+            return _smaller_side(operator, rows), {}
         if layer is not None:
             return Dense(layer_curvature(operator, layer)), {}
         return Dense(dense_curvature(operator)), {}
@@ -92,7 +94,7 @@ def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
     if on_cpu and rows <= HOST_ROWS and filled.dtype == np.float32:
         return _eigenpairs_on_host(np.asarray(filled))
     pairs = _eigenpairs(filled)
-    return _leading(pairs, numerical_rank(np.asarray(pairs.eigenvalues)))
+    return _leading(pairs, numerical_rank(np.sqrt(pairs.eigenvalues)))
 
 
 def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
@@ -102,22 +104,11 @@ def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
     """
     wide = rows.astype(np.float64)
     values, vectors = np.linalg.eigh(wide @ wide.T)
-    rank = numerical_rank(np.maximum(values[::-1], 0).astype(rows.dtype))
+    rank = numerical_rank(np.sqrt(np.maximum(values, 0)).astype(rows.dtype))
     q, t = np.linalg.qr(wide.T @ vectors[:, ::-1][:, :rank])
     w, s, _ = np.linalg.svd(t)
     basis, values = (q @ w).astype(rows.dtype), np.square(s).astype(rows.dtype)
     return LowRank(jnp.asarray(basis), jnp.asarray(values), dense_scale=True)
-
-
-def numerical_rank(eigenvalues: np.ndarray, step: int = 8) -> int:
-    """How many of them are not the round-off of the largest singular value, rounded up.
-
-    A direction of round-off has no curvature and no direction. Data of low dimension leave few
-    others: everything that goes through the basis is that much faster.
-    """
-    singular = np.sqrt(eigenvalues)
-    count = int(np.sum(~(singular <= np.finfo(singular.dtype).eps * singular.max())))
-    return min(-(-max(count, 1) // step) * step, singular.size)
 
 
 @functools.partial(jax.jit, static_argnums=1)

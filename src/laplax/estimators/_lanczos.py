@@ -103,7 +103,7 @@ def _begin(start: jax.Array, steps: int) -> tuple[State, jax.Array]:
 def _step(
     state: State, row: jax.Array, product: jax.Array, k: int | jax.Array, spare: jax.Array
 ) -> tuple[State, jax.Array]:
-    """Row k joins the basis, and the next one is made. Rows beyond k are zero: no mask is needed."""
+    """Row k joins the basis and the next one is made. Rows beyond k are zero: no mask is needed."""
     basis, alpha, beta = state
     q, w = row[0], product[0]
     basis = basis.at[k].set(q)

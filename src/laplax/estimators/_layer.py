@@ -1,8 +1,10 @@
 """The full curvature of one layer: G = sum_n a a^T (x) h with h = sum_k g g^T, without rows.
 
-Rows a (x) g cost K (I O)^2 per example, this (I O)^2: K times less.
+Rows a (x) g cost K (I O)^2 per example, this (I O)^2: K times less. With fewer examples than
+inputs all a lie in the span of as many directions Q, and G in that of Q (x) 1: its smaller side.
 """
 
+import functools
 import itertools
 from typing import Any
 
@@ -10,13 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Zeros
+from .._data import Batch, Chunking, Zeros, fold
+from .._linalg import eigh
+from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
+from ..structures import LowRank
 from ..taps import Program
 from ..taps._batch import tap_batch
 from ..taps._layers import Layer, layer_of
 from ..taps._uses import MatmulUse
+from ._base import numerical_rank
 
 
 def the_layer(operator: CurvatureOperator) -> Layer | None:
@@ -41,12 +47,16 @@ def _positions(program: Program, layer: Layer) -> int:
 def layer_curvature(operator: CurvatureOperator, layer: Layer) -> jax.Array:
     """G as a (P, P) array."""
     _, inputs, outputs = layer.shape
-    columns, dtype = operator.rows_per_example, operator.space.dtype
-    each = dtype.itemsize * (3 * inputs * outputs + 3 * outputs * (columns + outputs))
-    chunking = operator.chunking(each + operator.cost.activation_bytes)
-    zeros = Zeros.of((outputs, inputs, outputs, inputs), dtype)
-    total = operator.fold(_add_layer, zeros, chunking, operator.program, layer)
-    return _placed(total, np.argsort(_order(operator, layer)))
+    zeros = Zeros.of((outputs, inputs, outputs, inputs), operator.space.dtype)
+    total = operator.fold(_add_layer, zeros, _chunking(operator, layer), operator.program, layer)
+    return _placed(total, _places(operator, layer))
+
+
+def _chunking(operator: CurvatureOperator, layer: Layer) -> Chunking:
+    _, inputs, outputs = layer.shape
+    entries = 3 * inputs * outputs + 3 * outputs * (operator.rows_per_example + outputs)
+    each = operator.space.dtype.itemsize * entries
+    return operator.chunking(each + operator.cost.activation_bytes)
 
 
 @jax.jit
@@ -56,26 +66,80 @@ def _placed(total: jax.Array, place: jax.Array) -> jax.Array:
     return matrix[place][:, place]
 
 
-def _order(operator: CurvatureOperator, layer: Layer) -> np.ndarray:
-    """Where the entries of the layer's matrix (I, O) lie in the flat vector."""
+def _places(operator: CurvatureOperator, layer: Layer) -> np.ndarray:
+    """Where the entries of the flat vector lie in the layer's matrix (I, O)."""
     slices = operator.space.slices
     with jax.ensure_compile_time_eval():
         numbers: Any = np.concatenate(
             [np.arange(slices[i][0], sum(slices[i])) for i in layer.leaves]
         )
-        return np.asarray(layer.to_matrix(numbers)).reshape(-1)
+        return np.argsort(np.asarray(layer.to_matrix(numbers)).reshape(-1))
 
 
 def _add_layer(
     total: jax.Array, batch: Batch, local: LocalCurvature, program: Program, layer: Layer
 ) -> jax.Array:
+    return total + _sum_of_products(*_factors(batch, local, program, layer))
+
+
+def _factors(
+    batch: Batch, local: LocalCurvature, program: Program, layer: Layer
+) -> tuple[jax.Array, jax.Array]:
+    """a (n, I) and g (n, K, O)."""
     tapped = tap_batch(program, local, batch)
     a = layer.operand(tapped.operand(layer.tap))[:, 0, 0]
-    g = tapped.gradient(layer.tap)[:, :, 0, 0]
+    return a, tapped.gradient(layer.tap)[:, :, 0, 0]
+
+
+def _sum_of_products(a: jax.Array, g: jax.Array) -> jax.Array:
+    """Sum over n of h (x) a a^T, (O, I, O, I)."""
     h = jnp.einsum("nko,nkp->nop", g, g)
 
     def one_output(_: None, weights: jax.Array) -> tuple[None, jax.Array]:
         weighted = weights[:, :, None] * a[:, None, :]  # (n, O, I)
         return None, jnp.tensordot(a, weighted, axes=(0, 0))
 
-    return total + jax.lax.scan(one_output, None, h.swapaxes(0, 1))[1]
+    return jax.lax.scan(one_output, None, h.swapaxes(0, 1))[1]
+
+
+def layer_eigenpairs(operator: CurvatureOperator, layer: Layer) -> LowRank:
+    """G on its smaller side: eigenpairs in the span of the examples' inputs."""
+    _, inputs, outputs = layer.shape
+    count, columns, dtype = operator.num_examples, operator.rows_per_example, operator.space.dtype
+    zeros = Zeros.of([(count, inputs), (count, columns, outputs)], dtype)
+    chunking, local = _chunking(operator, layer), operator.local
+    a, g = fold(_write_factors, zeros, operator.data, chunking, local, operator.program, layer)
+    directions, values, turn = _reduced_eigenpairs(a, g)
+    side = rank = values.size
+    if is_concrete(values):
+        rank = numerical_rank(np.asarray(values), noise=side**0.5)
+    basis, values = _in_full(directions, values, turn, _places(operator, layer), rank)
+    return LowRank(basis, operator.scaled(values), dense_scale=True)
+
+
+def _write_factors(
+    buffers: list[jax.Array], batch: Batch, local: LocalCurvature, program: Program, layer: Layer
+) -> list[jax.Array]:
+    pairs = zip(buffers, _factors(batch, local, program, layer), strict=True)
+    start = batch.index[0]
+    return [jax.lax.dynamic_update_slice_in_dim(buffer, x, start, 0) for buffer, x in pairs]
+
+
+@jax.jit
+def _reduced_eigenpairs(a: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Q with A^T = Q R, and the eigenpairs of the same sum with the columns of R for a."""
+    directions, r = jnp.linalg.qr(a.T)
+    small = _sum_of_products(r.T, g)
+    side = small.shape[0] * small.shape[1]
+    values, turn = eigh(small.reshape(side, side))
+    return directions, jnp.maximum(values[::-1], 0), turn[:, ::-1]
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _in_full(
+    directions: jax.Array, values: jax.Array, turn: jax.Array, places: jax.Array, rank: int
+) -> tuple[jax.Array, jax.Array]:
+    """(Q (x) 1) V in the order of the flat vector, and its eigenvalues."""
+    kept = turn[:, :rank].reshape(-1, directions.shape[1], rank)  # (O, n, R)
+    basis = jnp.einsum("in,onr->ior", directions, kept)
+    return basis.reshape(places.size, rank)[places], values[:rank]

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from .._data import _to_array
+from .._enums import Pushforward
 from .._model import Model, check_signature
 from .._tree import PyTree, is_concrete, pytree, static
-from ..curvature._operator import MEMORY_BUDGET, even_size
+from ..curvature._operator import CPU_CACHE, MEMORY_BUDGET, even_size
 from ..posterior import Posterior, PosteriorFn
 from ._fields import Recipe, make_fields, make_recipe
 from ._moments import (
@@ -83,11 +84,15 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
     XLA's convolutions are several times slower inside of its loops on a CPU.
     """
     p, post = predictive, predictive.posterior
+    on_host = loops_on_host(p.model, post.mean, batch) and is_concrete(p, batch)
+    budget = p.memory_budget
+    if on_host and p.recipe.pushforward is Pushforward.LINEAR:
+        budget = min(budget, 2 * CPU_CACHE)  # gradients at the taps are read again at once
     size = chunk_size(
-        p.recipe, post.precision, p.model, post.mean, post.space, batch, fields, p.memory_budget
+        p.recipe, post.precision, p.model, post.mean, post.space, batch, fields, budget
     )
     count = jax.tree.leaves(batch)[0].shape[0]
-    if count <= size or not (loops_on_host(p.model, post.mean, batch) and is_concrete(p, batch)):
+    if count <= size or not on_host:
         return _predict(p, batch, fields, size)
     size = even_size(count, size)
     parts = [

@@ -5,7 +5,7 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 """
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -13,19 +13,9 @@ import jax.numpy as jnp
 
 from .._tree import pytree, static
 from ._base import Precision, Structure
+from ._coordinates import Coordinates, Map, RowCoordinates
 from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal
-from ._jacobian import (
-    Coordinates,
-    Group,
-    Jacobian,
-    Outer,
-    RowCoordinates,
-    as_jacobian,
-    diagonal_coordinates,
-    take,
-)
-
-Map = Callable[[jax.Array], jax.Array]
+from ._jacobian import Group, Jacobian, Outer, as_jacobian, diagonal_coordinates, take
 
 
 class Block(abc.ABC):
@@ -188,7 +178,7 @@ class BlockDiagonal(Structure):
     def project(self, jacobian: jax.Array | Jacobian) -> CoordinateProjection:
         """The Jacobians in the eigenbasis, where G is diagonal."""
         values = tuple(block.values.reshape(-1) for block in self.blocks)
-        return CoordinateProjection(self.coordinates(jacobian), values)
+        return CoordinateProjection(tuple(x.kept() for x in self.coordinates(jacobian)), values)
 
     def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """A block that mixes parameters needs one prior precision for all of them."""

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from .._tree import pytree
 from ._base import Precision, Projection, Structure, columns
-from ._jacobian import Coordinates, Jacobian, as_jacobian, diagonal_coordinates, take, total
+from ._coordinates import Coordinates
+from ._jacobian import Jacobian, as_jacobian, diagonal_coordinates, take, total
 
 
 @pytree
@@ -43,7 +44,7 @@ class Diagonal(Structure):
         """The basis is the identity: the Jacobians themselves."""
         J = as_jacobian(jacobian)
         return CoordinateProjection(
-            tuple(diagonal_coordinates(J, group) for group in J.groups),
+            tuple(diagonal_coordinates(J, group).kept() for group in J.groups),
             tuple(take(self.values, group) for group in J.groups),
         )
 

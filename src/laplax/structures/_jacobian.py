@@ -7,15 +7,21 @@ weigh, contract. Rows of length P are never formed.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
 from .._tree import pytree, static
+from ._coordinates import (
+    Coordinates,
+    Map,
+    OuterCoordinates,
+    PositionCoordinates,
+    RowCoordinates,
+    SparseCoordinates,
+)
 
-Map = Callable[[jax.Array], jax.Array]
 Group = tuple[tuple[int, int], ...]  # (start, size) of leaves in the flat vector
 
 
@@ -31,6 +37,11 @@ class Outer:
     to_matrix: Map = static()
     shared: bool = static(default=False)
 
+    @property
+    def sums_alone(self) -> bool:
+        """Whether J is just g summed over positions: a bias."""
+        return self.a.shape[2] > 1 and self.a.shape[3] == 1
+
     def rotated(self, left: jax.Array, right: jax.Array) -> "Coordinates":
         """J (Q_A (x) Q_B) for Q_A (B, I, I) and Q_B (B, O, O), in the order of (B, I, O)."""
         positions, inputs, outputs = self.a.shape[2], left.shape[-1], right.shape[-1]
@@ -43,12 +54,11 @@ class Outer:
         g = jnp.einsum("ncbto,bop->ncbtp", self.g, right)
         return dataclasses.replace(self, a=a, g=g).coordinates()
 
-    def coordinates(self) -> "Coordinates":
-        """J itself, in the order of (B, I, O)."""
-        if self.a.shape[2] == 1:
-            return OuterCoordinates(self.a[:, :, 0], self.g[:, :, :, 0], shared=self.shared)
-        rows = self._summed()
-        return RowCoordinates(rows.reshape(*rows.shape[:2], -1))
+    def coordinates(self, to_matrix: Map | None = None) -> Coordinates:
+        """J itself, for d in the order of (B, I, O) or in one that `to_matrix` rearranges."""
+        if self.a.shape[2] > 1:
+            return PositionCoordinates(self.a, self.g, to_matrix, self.shared)
+        return OuterCoordinates(self.a[:, :, 0], self.g[:, :, :, 0], to_matrix, self.shared)
 
     def _summed(self) -> jax.Array:
         """Sum over positions: (n, C, B, I, O)."""
@@ -95,160 +105,6 @@ def as_jacobian(jacobian: jax.Array | Jacobian) -> Jacobian:
     return jacobian if isinstance(jacobian, Jacobian) else DenseJacobian(jacobian)
 
 
-class Coordinates(abc.ABC):
-    """J in an eigenbasis, in which a covariance is diag(d): J diag(d) J^T per example."""
-
-    @abc.abstractmethod
-    def marginal(self, d: jax.Array) -> jax.Array:
-        """The diagonals, (n, C), for d of shape (size,)."""
-
-    @abc.abstractmethod
-    def covariance(self, d: jax.Array) -> jax.Array:
-        """Shape (n, C, C)."""
-
-    @abc.abstractmethod
-    def matmul(self, matrix: jax.Array) -> jax.Array:
-        """J M for M of shape (size, R): (n, C, R)."""
-
-    @abc.abstractmethod
-    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
-        """R R^T for R = J - Z U^T, with U (size, R) and Z (n, C, R): (n, C, C)."""
-
-    @abc.abstractmethod
-    def join(self, others: Sequence[Any]) -> "Coordinates":
-        """These and those of further examples, as one."""
-
-
-@pytree
-class RowCoordinates(Coordinates):
-    """Rows, (n, C, size)."""
-
-    rows: jax.Array
-
-    def marginal(self, d: jax.Array) -> jax.Array:
-        """Squares times d. For a whole grid of d this is one GEMM."""
-        return jnp.square(self.rows) @ d
-
-    def covariance(self, d: jax.Array) -> jax.Array:
-        """Both sides through the root of d."""
-        half = self.rows * jnp.sqrt(d)
-        return jnp.einsum("ncp,ndp->ncd", half, half)
-
-    def matmul(self, matrix: jax.Array) -> jax.Array:
-        """One GEMM."""
-        return self.rows @ matrix
-
-    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
-        """The rows are there already."""
-        rest = self.rows - inner @ basis.T
-        return jnp.einsum("ncp,ndp->ncd", rest, rest)
-
-    def join(self, others: "Sequence[RowCoordinates]") -> "RowCoordinates":
-        """More rows."""
-        return RowCoordinates(jnp.concatenate([self.rows, *(x.rows for x in others)]))
-
-
-@pytree
-class OuterCoordinates(Coordinates):
-    """a (x) g: J diag(d) J^T = G diag(w) G^T with w_o = sum_i a_i^2 d_io."""
-
-    a: jax.Array  # (n, B, I)
-    g: jax.Array  # (n, C, B, O), or (1, C, B, O) if shared
-    to_matrix: Map | None = static(default=None)  # (size,) -> (B, I, O), if d has another order
-    shared: bool = static(default=False)
-
-    def _matrix(self, d: jax.Array) -> jax.Array:
-        """(size,) to (B, I, O)."""
-        shape = (self.a.shape[1], self.a.shape[2], self.g.shape[3])
-        return d.reshape(shape) if self.to_matrix is None else self.to_matrix(d)
-
-    def _weights(self, d: jax.Array) -> jax.Array:
-        return jnp.einsum("nbi,bio->nbo", jnp.square(self.a), self._matrix(d))
-
-    def marginal(self, d: jax.Array) -> jax.Array:
-        """Two GEMMs."""
-        w, squares = self._weights(d), jnp.square(self.g)
-        if self.shared:
-            return jnp.einsum("nbo,cbo->nc", w, squares[0])
-        return jnp.einsum("nbo,ncbo->nc", w, squares)
-
-    def covariance(self, d: jax.Array) -> jax.Array:
-        """Both sides through the root of w."""
-        # At w = 0 the root has no derivative; the double `where` gives it 0.
-        w = self._weights(d)
-        root = jnp.where(w > 0, jnp.sqrt(jnp.where(w > 0, w, 1)), 0)
-        half = self.g * root[:, None]
-        return jnp.einsum("ncbo,ndbo->ncd", half, half)
-
-    def matmul(self, matrix: jax.Array) -> jax.Array:
-        """C times fewer operations than with rows: first a, or first a g that all share."""
-        columns = jax.vmap(self._matrix, in_axes=1, out_axes=3)(matrix)
-        if self.shared:
-            weighed = jnp.einsum("cbo,bior->bicr", self.g[0], columns)
-            return jnp.einsum("nbi,bicr->ncr", self.a, weighed)
-        return jnp.einsum("ncbo,nbor->ncr", self.g, jnp.einsum("nbi,bior->nbor", self.a, columns))
-
-    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
-        """A few examples' rows at a time."""
-        rows_of_basis = jax.vmap(self._matrix, in_axes=1)(basis).reshape(basis.shape[1], -1)
-
-        def one(of_example: tuple[jax.Array, ...]) -> jax.Array:
-            a, z, *own = of_example
-            g = own[0] if own else self.g[0]
-            rows = jnp.einsum("bi,cbo->cbio", a, g).reshape(z.shape[0], -1) - z @ rows_of_basis
-            return rows @ rows.T
-
-        examples = (self.a, inner) if self.shared else (self.a, inner, self.g)
-        size = max(1, ROWS_AT_ONCE // (inner.shape[1] * basis.shape[0]))
-        return jax.lax.map(one, examples, batch_size=min(size, self.a.shape[0]))
-
-    def join(self, others: "Sequence[OuterCoordinates]") -> "OuterCoordinates":
-        """More examples; a shared g stays one."""
-        parts = [self, *others]
-        g = self.g if self.shared else jnp.concatenate([x.g for x in parts])
-        return dataclasses.replace(self, a=jnp.concatenate([x.a for x in parts]), g=g)
-
-
-@pytree
-class SparseCoordinates(Coordinates):
-    """Rows whose columns differ from example to example; a column that comes again is zero."""
-
-    rows: jax.Array  # (n, C, S)
-    index: jax.Array  # (n, S)
-
-    def marginal(self, d: jax.Array) -> jax.Array:
-        """Squares times what d is there."""
-        return jnp.einsum("ncs,ns->nc", jnp.square(self.rows), self._own(d))
-
-    def covariance(self, d: jax.Array) -> jax.Array:
-        """Both sides through the root of d."""
-        half = self.rows * jnp.sqrt(self._own(d))[:, None]
-        return jnp.einsum("ncs,nds->ncd", half, half)
-
-    def matmul(self, matrix: jax.Array) -> jax.Array:
-        """With the rows of M that an example needs."""
-        return jnp.einsum("ncs,nsr->ncr", self.rows, self._own(matrix))
-
-    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
-        """One example's rows at a time."""
-
-        def one(of_example: tuple[jax.Array, ...]) -> jax.Array:
-            own, index, z = of_example
-            rows = (-z @ basis.T).at[:, index].add(own, mode="drop")
-            return rows @ rows.T
-
-        return jax.lax.map(one, (self.rows, self.index, inner))
-
-    def join(self, others: "Sequence[SparseCoordinates]") -> "SparseCoordinates":
-        """More examples."""
-        parts = [self, *others]
-        index = jnp.concatenate([x.index for x in parts])
-        return SparseCoordinates(jnp.concatenate([x.rows for x in parts]), index)
-
-    def _own(self, d: jax.Array) -> jax.Array:
-        return jnp.take(d, self.index, axis=0, mode="clip")
-
-
 def take(v: jax.Array, group: Group) -> jax.Array:
     """The entries of one part of the flat vector, or the rows of one part of a matrix."""
     parts = [jax.lax.slice_in_dim(v, start, start + size) for start, size in group]
@@ -261,13 +117,11 @@ def diagonal_coordinates(jacobian: Jacobian, group: Group) -> Coordinates:
     if sparse is not None:
         return sparse
     outer = jacobian.outer(group)
-    if outer is None or outer.a.shape[2] > 1:
+    if outer is None or outer.sums_alone:
         return RowCoordinates(jacobian.rows(group))
-    a, g = outer.a[:, :, 0], outer.g[:, :, :, 0]
-    return OuterCoordinates(a, g, outer.to_matrix, outer.shared)
+    return outer.coordinates(outer.to_matrix)
 
 
-ROWS_AT_ONCE = 2**22  # entries of rows that are formed only to be summed
 PLENTY = 1 / 16  # of |J|^2 must lie outside of U for a difference to be trusted with it
 
 
@@ -302,7 +156,7 @@ def _parts(
 ) -> tuple[list[Coordinates], list[jax.Array]]:
     """J and M, cut into the parts that J can be read in."""
     J = as_jacobian(jacobian)
-    coordinates = [diagonal_coordinates(J, group) for group in J.groups]
+    coordinates = [diagonal_coordinates(J, group).kept() for group in J.groups]
     return coordinates, [take(matrix, group) for group in J.groups]
 
 

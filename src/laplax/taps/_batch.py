@@ -134,8 +134,13 @@ def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
             left, right = (s[:, 0, 0] for s in squares)
             return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))[None]
         return jnp.einsum("nbti,nbto->bio", *squares)
-    gradients = jnp.einsum("nbti,nkbto->nbiko", a, g)
-    return jnp.sum(jnp.square(gradients), axis=(0, 3))
+
+    def add(total: jax.Array, factors: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        rows = jnp.einsum("bti,kbto->biko", *factors)  # of one example: they stay in a cache
+        return total + jnp.sum(jnp.square(rows), axis=2), None
+
+    zeros = jnp.zeros((a.shape[1], a.shape[3], g.shape[4]), a.dtype)
+    return jax.lax.scan(add, zeros, (a, g))[0]
 
 
 def _uncovered_rows(

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from .._model import Model
 from .._tree import ParamSpace, PyTree
 from ..structures import Jacobian, Outer
-from ..structures._jacobian import Group, SparseCoordinates
+from ..structures._coordinates import SparseCoordinates
+from ..structures._jacobian import Group
 from ._batch import Tapped, bytes_per_example, run_taps
 from ._layers import layer_of
 from ._program import Program, trace_taps
