@@ -72,7 +72,7 @@ def test_every_public_object_is_on_a_page_of_the_reference(module):
     shown = set(re.findall(r"^::: laplax(?:\.\w+)*\.(\w+)$", text, flags=re.M))
     public = {
         name
-        for name, thing in vars(home).items()
+        for name, thing in ((name, getattr(home, name)) for name in dir(home))
         if callable(thing)
         and not name.startswith("_")
         and thing.__module__.startswith(home.__name__)

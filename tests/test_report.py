@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import laplax
-from laplax.report import Table
-from laplax.report._html import write_page
+from laplax._report import Table
+from laplax._report._html import write_page
 
 mpl.use("Agg")
 RNG = np.random.default_rng(1)

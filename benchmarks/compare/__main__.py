@@ -23,9 +23,11 @@ import time
 import environments
 import rows as specification
 import table
+import timing
 
 HERE = pathlib.Path(__file__).parent
 TIMEOUT = 240
+TWICE = 40  # seconds: what takes longer is measured once
 
 
 def work(python, library, problem, task, curvature):
@@ -50,12 +52,12 @@ def floor_of(row, found):
 
 
 def measure(row, home, floors):
-    """One row: ours, the peers that can do it, and the floor, one after the other."""
-    found = {
-        "ours": work(
-            environments.python_of("ours", home), "ours", row.problem, row.work, row.curvature
-        )
-    }
+    """One row: ours, the peers that can do it, the floor, and ours again.
+
+    Machines have slow minutes: ours is measured on both sides of the peers, and all calls count.
+    """
+    own = (environments.python_of("ours", home), "ours", row.problem, row.work, row.curvature)
+    found = {"ours": work(*own)}
     if row.laplax:
         python = environments.python_of("laplax", home)
         found["laplax"] = work(python, "laplax", row.problem, row.laplax, row.curvature)
@@ -72,6 +74,9 @@ def measure(row, home, floors):
         found["torch"] = {"error": "; ".join(seen["error"] for seen in tried.values())}
     if row.floor:
         found["floor"] = floor_of(row, floors)
+    if "warm" in found["ours"] and found["ours"]["seconds"] < TWICE:
+        again = work(*own)
+        found["ours"] = timing.pooled(found["ours"], again) if "warm" in again else again
     return found
 
 

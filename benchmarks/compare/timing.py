@@ -5,7 +5,7 @@ import statistics
 import time
 
 
-def measure(run, wait, *, seconds=3.0, most=15, least=3, patience=float("inf")):
+def measure(run, wait, *, seconds=3.0, most=51, least=3, patience=float("inf")):
     """First call, median of the calls after it, and the process's peak memory in MB.
 
     A first call that took longer than `patience` stands for the others: compiling is little of it.
@@ -22,5 +22,16 @@ def measure(run, wait, *, seconds=3.0, most=15, least=3, patience=float("inf")):
         result = wait(run())
         times.append(time.perf_counter() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found = {"cold": cold, "warm": statistics.median(times), "peak": peak, "calls": len(times)}
+    found = {"cold": cold, "warm": statistics.median(times), "peak": peak, "times": times}
     return found, result
+
+
+def pooled(first, second):
+    """One piece of work measured twice, in two processes: all calls count."""
+    times = first["times"] + second["times"]
+    return first | {
+        "cold": statistics.median([first["cold"], second["cold"]]),
+        "warm": statistics.median(times),
+        "peak": max(first["peak"], second["peak"]),
+        "times": times,
+    }

@@ -55,7 +55,8 @@ def run(library, name, work, curvature):
     tried = [timing.measure(way, wait, patience=PATIENCE) for way in ways]
     found, result = min(tried, key=lambda pair: pair[0]["warm"])
     if share < 1:
-        found |= {"cold": None, "warm": found["warm"] / share, "share": share}
+        times = [t / share for t in found["times"]]
+        found |= {"cold": None, "warm": found["warm"] / share, "times": times, "share": share}
     if work.endswith("variance"):
         found["answer"] = [float(v) for v in result[:20].ravel()]
     if work in ("grid", "evidence"):

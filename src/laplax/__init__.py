@@ -32,20 +32,27 @@ from .posterior import Posterior as Posterior
 from .posterior import PosteriorFn as PosteriorFn
 from .pushforward import Prediction as Prediction
 from .pushforward import predictive as predictive
-from .report import Report as Report
-from .report import report as report
 from .subset import largest_magnitude as largest_magnitude
 from .subset import largest_variance as largest_variance
 
 if TYPE_CHECKING:
+    from ._report import Report as Report
+    from ._report import report as report
     from .fsp import fsp_laplace as fsp_laplace
 
 __version__ = "0.1.0"
 
+# What not every program needs is loaded when it is asked for: a quarter of the import.
+_LATER = {"Report": "._report", "report": "._report", "fsp_laplace": ".fsp"}
+
 
 def __getattr__(name: str) -> Any:
-    """Priors on functions, when they are asked for: a tenth of the import."""
-    if name in ("fsp", "fsp_laplace"):
-        fsp = importlib.import_module(".fsp", __name__)
-        return fsp if name == "fsp" else fsp.fsp_laplace
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "fsp":
+        return importlib.import_module(".fsp", __name__)
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATER, "fsp"]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
@@ -219,15 +220,18 @@ def is_concrete(*trees: PyTree) -> bool:
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
         return False
-    if core.get_opaque_trace_state() == _no_trace():
+    trace_state, none = _no_trace()
+    if trace_state() == none:
         return True
     return not isinstance(jnp.zeros(()), jax.core.Tracer)  # `grad` alone stages nothing
 
 
 @functools.cache
-def _no_trace() -> Any:
+def _no_trace() -> tuple[Callable[[], Any], Any]:
+    """The function that tells the state of tracing, and what it says where nothing is traced."""
+    trace_state = core.get_opaque_trace_state
     with jax.core.eval_context():
-        return core.get_opaque_trace_state()
+        return trace_state, trace_state()
 
 
 def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
@@ -261,11 +265,22 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
 
 
 def all_finite(tree: PyTree) -> bool:
-    """Whether every floating-point number of a pytree is finite."""
-    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    """Whether every floating-point number of a pytree is finite.
+
+    JAX's arrays do not change: one that was looked at is not looked at again.
+    """
+    leaves = [x for x in jax.tree.leaves(tree) if _FINITE.get(id(x)) is not x]
+    leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
     if all(isinstance(x, np.ndarray) or x.devices() <= _cpus() for x in leaves):
-        return all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
-    return bool(_all_finite(leaves))
+        finite = all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
+    else:
+        finite = bool(_all_finite(leaves))
+    if finite:
+        _FINITE.update({id(x): x for x in leaves if isinstance(x, jax.Array)})
+    return finite
+
+
+_FINITE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
 @functools.cache

@@ -40,8 +40,8 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, report, write one page."""
-    from ..report._html import write_page
-    from ..report._report import output_directory, report
+    from .._report._html import write_page
+    from .._report._report import output_directory, report
     from ._problems import sinusoid, two_moons
 
     start = time.perf_counter()

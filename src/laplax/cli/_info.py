@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._report._tables import human_bytes
 from ..estimators._full import total_memory
-from ..report._tables import human_bytes
 from ._common import formatted
 
 ABOUT = "Print versions, devices, default precision, cores and memory: what a bug report needs."

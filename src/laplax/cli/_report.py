@@ -73,8 +73,8 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find the problem, write the report, print its tables."""
-    from ..report import report
-    from ..report._report import output_directory
+    from .._report import report
+    from .._report._report import output_directory
 
     arrays = None if args.data is None else read_arrays(args.data)
     problem = find_problem(args.problem, arrays)
