@@ -10,6 +10,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likelihood
+from laplax._tree import all_finite
 from laplax.likelihoods import Custom, Gaussian
 
 N = 6
@@ -590,3 +591,17 @@ def test_no_call_changes_the_configuration_of_jax():
     with pytest.raises(ValueError, match="unknown loss_fn"):
         fit(loss_fn="nothing")
     assert dict(jax.config.values) == before
+
+
+def test_arrays_of_numpy_are_looked_at_again_because_they_change():
+    x = np.array(X)
+    fit((x, Y))
+    x[0, 0] = np.nan
+    with pytest.raises(ValueError, match="data's input holds 1 values"):
+        fit((x, Y))
+
+
+def test_an_array_that_was_found_finite_says_nothing_of_another():
+    for _ in range(20):  # addresses are used again
+        assert all_finite({"w": jnp.asarray(rng.normal(size=3))})
+        assert not all_finite({"w": jnp.asarray([1.0, np.nan, 2.0])})

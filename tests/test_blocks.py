@@ -11,6 +11,8 @@ import cases
 import laplax
 import models
 from cases import random
+from laplax._linalg import eigh_on_host
+from laplax.estimators import _blocks
 
 SIZES = (4, 12, 2, 8)  # b, w of the first layer, then of the second, in flat order
 EDGES = np.cumsum([0, *SIZES])
@@ -206,3 +208,21 @@ def test_a_one_shot_iterator_suffices_for_kfac_but_not_for_ekfac():
     np.testing.assert_allclose(once, dense(tanh_net, PARAMS, (X, Y), "kfac"), rtol=1e-12)
     with pytest.raises(ValueError, match="several times"):
         dense(tanh_net, PARAMS, iter([(X, Y)]), "ekfac")
+
+
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_large_factors_are_decomposed_alike_on_the_host(monkeypatch, curv_type):
+    expected = dense(tanh_net, PARAMS, (X, Y), curv_type)
+    monkeypatch.setattr(_blocks, "LARGE_FACTOR", 0)
+    monkeypatch.setattr(_blocks, "_decompose", None)
+    posterior_fn, estimate = fit(tanh_net, PARAMS, (X, Y), curv_type)
+    np.testing.assert_allclose(estimate.to_dense(), expected, rtol=1e-9, atol=1e-11)
+    assert {leaf.dtype for leaf in jax.tree.leaves(posterior_fn)} == {np.dtype("float64")}
+
+
+def test_what_is_not_finite_shows_on_the_host_too():
+    values, vectors = eigh_on_host(np.full((2, 3, 3), np.inf, np.float32))
+    assert values.shape == (2, 3)
+    assert np.isnan(values).all()
+    assert np.isnan(vectors).all()
+    assert values.dtype == np.float32

@@ -97,14 +97,16 @@ SAMPLES = [
 ]  # fmt: skip
 
 SEARCHES = [
-    Row("a", "grid", "full", "grid", (BACKPACK,), least_laplax=30, least_torch=50, same=False),
+    Row("a", "grid", "full", "grid", (BACKPACK,), "part_of_grid", least_laplax=30, least_torch=50,
+        same=False),
     Row("a", "grid", "diagonal", "grid", (BACKPACK, CURVLINOPS), least_laplax=10,
         least_torch=10, same=False, quick=True),
     Row("a", "grid", "lanczos50", "grid", least_laplax=10, same=False),
-    Row("c", "grid", "last_layer", "grid", (BACKPACK,), least_laplax=30, least_torch=10,
-        same=False),
+    Row("c", "grid", "last_layer", "grid", (BACKPACK,), "part_of_grid", least_laplax=30,
+        least_torch=10, same=False),
     Row("c", "grid", "kfac", None, (BACKPACK,), "part_of_grid", least_torch=500, same=False),
-    Row("a", "evidence", "full", "evidence", (ASDL,), least_laplax=30, least_torch=20, same=False),
+    Row("a", "evidence", "full", "evidence", (ASDL,), "part_of_evidence", least_laplax=30,
+        least_torch=20, same=False),
 ]  # fmt: skip
 
 MORE = [

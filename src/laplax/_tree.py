@@ -51,9 +51,12 @@ class Elements:
         return cls(np.flatnonzero(mask).astype(np.int64).tobytes())
 
     @classmethod
-    def some(cls, mask: bool | np.ndarray) -> "Elements | None":
-        """None for a mask that is the same everywhere: a whole leaf, in or out."""
-        return cls.of(np.asarray(mask)) if np.any(mask) and not np.all(mask) else None
+    def chosen(cls, mask: bool | np.ndarray) -> "Elements | bool":
+        """A truth value for a mask that is the same everywhere: a whole leaf, in or out."""
+        if isinstance(mask, bool):
+            return mask
+        some = bool(np.any(mask))
+        return cls.of(np.asarray(mask)) if some and not np.all(mask) else some
 
     @property
     def indices(self) -> np.ndarray:
@@ -102,22 +105,11 @@ class ParamSpace:
         `masks` say what varies, leaf by leaf: a truth value, or one for each entry.
         """
         leaves, treedef = jax.tree.flatten(params)
+        kinds = tuple([(tuple(leaf.shape), jnp.dtype(leaf.dtype)) for leaf in leaves])
         masks = [True] * len(leaves) if masks is None else masks
-        dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
-        # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
-        wide = max((jnp.finfo(d).bits for d in dtypes), default=32) > 32
-        return cls(
-            treedef=treedef,
-            shapes=tuple(tuple(leaf.shape) for leaf in leaves),
-            dtypes=dtypes,
-            dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
-            selected=tuple(mask is True or bool(np.any(mask)) for mask in masks),
-            elements=tuple(
-                None if isinstance(mask, bool) else Elements.some(mask) for mask in masks
-            ),
-        )
+        return _space(treedef, kinds, tuple([Elements.chosen(mask) for mask in masks]))
 
-    @property
+    @functools.cached_property
     def slices(self) -> dict[int, tuple[int, int]]:
         """Where each selected leaf lies in the flat vector: its number to (start, size)."""
         found, start = {}, 0
@@ -129,12 +121,12 @@ class ParamSpace:
                 start += size
         return found
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """P, the number of parameters that vary."""
         return sum(size for _, size in self.slices.values())
 
-    @property
+    @functools.cached_property
     def whole(self) -> "ParamSpace":
         """The space of all entries of the selected leaves: what derivatives are computed in."""
         return dataclasses.replace(self, elements=(None,) * len(self.elements))
@@ -205,6 +197,22 @@ class ParamSpace:
         if shapes != self.shapes:
             raise ValueError(f"leaves of shapes {shapes} given; params have {self.shapes}")
         return self.unflatten(fn(self.flatten(vector)))
+
+
+@functools.lru_cache(maxsize=256)  # one object, which remembers its sizes, for equal spaces
+def _space(
+    treedef: Any, kinds: tuple[tuple[Any, Any], ...], chosen: tuple[Elements | bool, ...]
+) -> ParamSpace:
+    # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
+    wide = max((jnp.finfo(dtype).bits for _, dtype in kinds), default=32) > 32
+    return ParamSpace(
+        treedef=treedef,
+        shapes=tuple(shape for shape, _ in kinds),
+        dtypes=tuple(dtype for _, dtype in kinds),
+        dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
+        selected=tuple(part is not False for part in chosen),
+        elements=tuple(part if isinstance(part, Elements) else None for part in chosen),
+    )
 
 
 def leaf_names(tree: PyTree) -> list[str]:

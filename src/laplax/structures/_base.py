@@ -184,3 +184,8 @@ class Structure(abc.ABC):
 def columns(d: jax.Array, v: jax.Array) -> jax.Array:
     """diag(d) v for a scalar or vector d, and v of shape (P,) or (P, k)."""
     return d[:, None] * v if d.ndim == 1 and v.ndim == 2 else d * v
+
+
+def t_mv(matrix: jax.Array, v: jax.Array) -> jax.Array:
+    """M^T v. Outside of `jit`, `matrix.T` would be a copy, and a basis can be gigabytes."""
+    return jnp.tensordot(matrix, v, axes=(0, 0))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._linalg import cho_solve, cholesky, solve_triangular
 from .._tree import pytree, static
-from ._base import Precision, Projection, Structure, columns
+from ._base import Precision, Projection, Structure, columns, t_mv
 from ._jacobian import Jacobian, split
 
 
@@ -42,7 +42,7 @@ class LowRank(Structure):
 
     def mv(self, v: jax.Array) -> jax.Array:
         """U S U^T v."""
-        return self.basis @ columns(self.eigenvalues, self.basis.T @ v)
+        return self.basis @ columns(self.eigenvalues, t_mv(self.basis, v))
 
     def diagonal(self) -> jax.Array:
         """Rows of U squared, weighted by S."""
@@ -115,7 +115,7 @@ class IsotropicLowRank(Precision):
 
         The difference fn(c S + tau) - fn(tau) would save a product, and cancel for a weak prior.
         """
-        coordinates = self.basis.T @ v
+        coordinates = t_mv(self.basis, v)
         inside = self.basis @ columns(fn(self.eigenvalues + self.prior), coordinates)
         if self.basis.shape[-1] == self.size:  # nothing lies outside
             return inside
@@ -195,24 +195,24 @@ class GeneralLowRank(Precision):
     def mv(self, v: jax.Array) -> jax.Array:
         """T v + T^1/2 V V^T T^1/2 v."""
         u = columns(self._root, v)
-        return columns(self._root, u + self.white @ (self.white.T @ u))
+        return columns(self._root, u + self.white @ t_mv(self.white, u))
 
     def solve(self, v: jax.Array) -> jax.Array:
         """Woodbury."""
         u = columns(1 / self._root, v)
-        inner = cho_solve(self.cholesky, self.white.T @ u)
+        inner = cho_solve(self.cholesky, t_mv(self.white, u))
         return columns(1 / self._root, u - self.white @ inner)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
         """T^-1/2 (v - V B V^T v)."""
-        inner = solve_triangular(self._shifted, self.white.T @ v)
+        inner = solve_triangular(self._shifted, t_mv(self.white, v))
         inner = solve_triangular(self.cholesky, inner, trans=True)
         return columns(1 / self._root, v - self.white @ inner)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
         """(I - V B^T V^T) T^-1/2 v."""
         u = columns(1 / self._root, v)
-        inner = solve_triangular(self.cholesky, self.white.T @ u)
+        inner = solve_triangular(self.cholesky, t_mv(self.white, u))
         inner = solve_triangular(self._shifted, inner, trans=True)
         return u - self.white @ inner
 
