@@ -15,8 +15,10 @@ from laplax._model import Model, _equations
 from laplax.pushforward import jacobian
 from laplax.pushforward._moments import chunk_size
 from laplax.structures import LowRank
+from laplax.structures._coordinates import PositionCoordinates
 from laplax.structures._dense import DensePrecision
 from laplax.taps import TapJacobian, trace_taps
+from laplax.taps._batch import matrix_diagonal
 
 CURVATURES = {
     "diagonal": {},
@@ -233,3 +235,29 @@ def test_many_classes_need_neither_rows_nor_a_square_per_input(curv_type):
     arguments = (predictive.recipe, predictive.posterior.precision, predictive.model)
     size = chunk_size(*arguments, params, space, input, ["pred_var"], 2**20)
     assert size > 2**20 // (classes**2 * 8)  # inputs are not counted as squares
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])  # one example at a time, or all at once
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_weight_at_several_positions_equals_its_rows(monkeypatch, backend, shared):
+    n, outputs, groups, positions, shape = 5, 3, 2, 7, (2, 4, 6)
+    a = cases.random(n, groups, positions, shape[1])
+    g = cases.random(1 if shared else n, outputs, groups, positions, shape[2], seed=1)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    for to_matrix in (None, lambda d: d.reshape(shape[::-1]).transpose(2, 1, 0)):
+        given = PositionCoordinates(a, g, to_matrix, shared)
+        d = jnp.square(cases.random(math.prod(shape), seed=2))
+        whole = jnp.einsum("nbti,ncbto->ncbio", a, jnp.broadcast_to(g, (n, *g.shape[1:])))
+        weights = d.reshape(shape) if to_matrix is None else to_matrix(d)
+        expected = jnp.einsum("ncbio,bio,ndbio->ncd", whole, weights, whole)
+        diagonals = jnp.diagonal(expected, axis1=1, axis2=2)
+        for same in (given, given.kept()):
+            np.testing.assert_allclose(same.covariance(d), expected, rtol=1e-10)
+            np.testing.assert_allclose(same.marginal(d), diagonals, rtol=1e-10)
+        columns = cases.random(d.size, 2, seed=3)
+        np.testing.assert_allclose(given.matmul(columns), given.kept().rows @ columns, rtol=1e-12)
+        two = given.join([given])
+        np.testing.assert_allclose(two.marginal(d), jnp.concatenate([diagonals] * 2), rtol=1e-10)
+    if not shared:
+        expected = jnp.sum(jnp.square(whole), axis=(0, 1))
+        np.testing.assert_allclose(matrix_diagonal(a, g), expected, rtol=1e-10)

@@ -164,7 +164,9 @@ class PositionCoordinates(Coordinates):
             a, *own = factors
             return fn(jnp.einsum("bti,cbto->bico", a, own[0] if own else self.g[0]))
 
-        return jax.lax.map(one, (self.a,) if self.shared else (self.a, self.g))
+        factors = (self.a,) if self.shared else (self.a, self.g)
+        on_cpu = jax.default_backend() == "cpu"
+        return jax.lax.map(one, factors) if on_cpu else jax.vmap(one)(factors)
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d."""
@@ -181,10 +183,15 @@ class PositionCoordinates(Coordinates):
 
         return self._each(one)
 
+    def summed(self) -> jax.Array:
+        """Rows of all examples, (n, C, B, I, O)."""
+        if self.shared:
+            return jnp.einsum("nbti,cbto->ncbio", self.a, self.g[0])
+        return jnp.einsum("nbti,ncbto->ncbio", self.a, self.g)
+
     def kept(self) -> RowCoordinates:
         """Rows of all examples, in the order of d."""
-        g = jnp.broadcast_to(self.g, (self.a.shape[0], *self.g.shape[1:]))
-        rows = jnp.einsum("nbti,ncbto->ncbio", self.a, g)
+        rows = self.summed()
         if self.to_matrix is None:
             return RowCoordinates(rows.reshape(*rows.shape[:2], -1))
         flat = jax.ShapeDtypeStruct((math.prod(self._shape()),), rows.dtype)

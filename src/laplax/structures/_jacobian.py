@@ -48,7 +48,8 @@ class Outer:
         rows = self.g.shape[1]
         factors = positions * (inputs**2 + rows * outputs**2)
         if positions > 1 and factors > rows * inputs * outputs * (inputs + outputs):
-            product = jnp.einsum("bij,ncbip,bpo->ncbjo", left, self._summed(), right)
+            summed = PositionCoordinates(self.a, self.g, shared=self.shared).summed()
+            product = jnp.einsum("bij,ncbip,bpo->ncbjo", left, summed, right)
             return RowCoordinates(product.reshape(*product.shape[:2], -1))
         a = jnp.einsum("nbti,bij->nbtj", self.a, left)
         g = jnp.einsum("ncbto,bop->ncbtp", self.g, right)
@@ -59,12 +60,6 @@ class Outer:
         if self.a.shape[2] > 1:
             return PositionCoordinates(self.a, self.g, to_matrix, self.shared)
         return OuterCoordinates(self.a[:, :, 0], self.g[:, :, :, 0], to_matrix, self.shared)
-
-    def _summed(self) -> jax.Array:
-        """Sum over positions: (n, C, B, I, O)."""
-        if self.shared:
-            return jnp.einsum("nbti,cbto->ncbio", self.a, self.g[0])
-        return jnp.einsum("nbti,ncbto->ncbio", self.a, self.g)
 
 
 class Jacobian(abc.ABC):
