@@ -254,8 +254,11 @@ def test_a_weight_at_several_positions_equals_its_rows(monkeypatch, backend, sha
         for same in (given, given.kept()):
             np.testing.assert_allclose(same.covariance(d), expected, rtol=1e-10)
             np.testing.assert_allclose(same.marginal(d), diagonals, rtol=1e-10)
-        columns = cases.random(d.size, 2, seed=3)
-        np.testing.assert_allclose(given.matmul(columns), given.kept().rows @ columns, rtol=1e-12)
+        columns, inner = cases.random(d.size, 2, seed=3), cases.random(n, outputs, 2, seed=4)
+        rows = given.kept()
+        np.testing.assert_allclose(given.matmul(columns), rows.matmul(columns), rtol=1e-10)
+        outside = rows.rest(columns, inner)
+        np.testing.assert_allclose(given.rest(columns, inner), outside, rtol=1e-10)
         two = given.join([given])
         np.testing.assert_allclose(two.marginal(d), jnp.concatenate([diagonals] * 2), rtol=1e-10)
     if not shared:

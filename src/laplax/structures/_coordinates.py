@@ -157,16 +157,16 @@ class PositionCoordinates(Coordinates):
     def _matrix(self, d: jax.Array) -> jax.Array:
         return d.reshape(self._shape()) if self.to_matrix is None else self.to_matrix(d)
 
-    def _each(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """fn of the rows (B, I, C, O) of every example: the order in which a product makes them."""
+    def _each(self, fn: Callable[..., jax.Array], *more: jax.Array) -> jax.Array:
+        """fn of every example's rows (B, I, C, O), as a product makes them, and of its `more`."""
 
-        def one(factors: tuple[jax.Array, ...]) -> jax.Array:
-            a, *own = factors
-            return fn(jnp.einsum("bti,cbto->bico", a, own[0] if own else self.g[0]))
+        def one(of_example: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]) -> jax.Array:
+            (a, *own), more = of_example
+            return fn(jnp.einsum("bti,cbto->bico", a, own[0] if own else self.g[0]), *more)
 
         factors = (self.a,) if self.shared else (self.a, self.g)
         on_cpu = jax.default_backend() == "cpu"
-        return jax.lax.map(one, factors) if on_cpu else jax.vmap(one)(factors)
+        return jax.lax.map(one, (factors, more)) if on_cpu else jax.vmap(one)((factors, more))
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d."""
@@ -178,10 +178,30 @@ class PositionCoordinates(Coordinates):
         root = jnp.sqrt(self._matrix(d))[:, :, None]
 
         def one(rows: jax.Array) -> jax.Array:
-            half = jnp.moveaxis(rows * root, 2, 0).reshape(rows.shape[2], -1)
+            half = _in_line(rows * root)
             return half @ half.T
 
         return self._each(one)
+
+    def matmul(self, matrix: jax.Array) -> jax.Array:
+        """One example's rows at a time."""
+        columns = self._columns(matrix)
+        return self._each(lambda rows: _in_line(rows) @ columns)
+
+    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
+        """One example's rows at a time."""
+        columns = self._columns(basis)
+
+        def one(rows: jax.Array, z: jax.Array) -> jax.Array:
+            rest = _in_line(rows) - z @ columns.T
+            return rest @ rest.T
+
+        return self._each(one, inner)
+
+    def _columns(self, matrix: jax.Array) -> jax.Array:
+        """(size, R) in the order of (B, I, O)."""
+        turned = jax.vmap(self._matrix, in_axes=1, out_axes=3)(matrix)
+        return turned.reshape(matrix.shape)
 
     def summed(self) -> jax.Array:
         """Rows of all examples, (n, C, B, I, O)."""
@@ -198,17 +218,14 @@ class PositionCoordinates(Coordinates):
         back = jax.linear_transpose(self.to_matrix, flat)  # it only rearranges
         return RowCoordinates(jax.vmap(jax.vmap(lambda x: back(x)[0]))(rows))
 
-    def matmul(self, matrix: jax.Array) -> jax.Array:
-        """One GEMM with rows."""
-        return self.kept().matmul(matrix)
-
-    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
-        """From rows."""
-        return self.kept().rest(basis, inner)
-
     def join(self, others: "Sequence[PositionCoordinates]") -> RowCoordinates:
         """More rows."""
         return self.kept().join([x.kept() for x in others])
+
+
+def _in_line(rows: jax.Array) -> jax.Array:
+    """(B, I, C, O) to (C, size)."""
+    return jnp.moveaxis(rows, 2, 0).reshape(rows.shape[2], -1)
 
 
 @pytree

@@ -126,16 +126,16 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
     R R^T = J J^T - Z Z^T needs no row of length P. Where little of J is outside, the difference
     would be round-off, which a weak prior divides by tau: there R is formed.
     """
-    parts, bases = _parts(jacobian, basis)
-    inner = total([x.matmul(own) for x, own in zip(parts, bases, strict=True)])
+    parts = _parts(jacobian)
+    inner = total([x.matmul(take(basis, group)) for x, group in parts])
     if basis.shape[1] == basis.shape[0]:
         return inner, None
 
     def exact() -> jax.Array:
-        return total([x.rest(own, inner) for x, own in zip(parts, bases, strict=True)])
+        # Cut here, not outside: what a branch takes from outside is kept for it.
+        return total([x.rest(take(basis, group), inner) for x, group in parts])
 
-    ones = [jnp.ones(own.shape[0], basis.dtype) for own in bases]
-    whole = total([x.covariance(d) for x, d in zip(parts, ones, strict=True)])
+    whole = total([x.covariance(jnp.ones(_length(group), basis.dtype)) for x, group in parts])
     rest = whole - jnp.einsum("ncr,ndr->ncd", inner, inner)
     outside, length = (jnp.diagonal(x, axis1=1, axis2=2) for x in (rest, whole))
     return inner, jax.lax.cond(jnp.all(outside >= PLENTY * length), lambda: rest, exact)
@@ -143,16 +143,17 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
 
 def matmul(jacobian: jax.Array | Jacobian, matrix: jax.Array) -> jax.Array:
     """J M for M of shape (P, R): (n, C, R)."""
-    return total([x.matmul(own) for x, own in zip(*_parts(jacobian, matrix), strict=True)])
+    return total([x.matmul(take(matrix, group)) for x, group in _parts(jacobian)])
 
 
-def _parts(
-    jacobian: jax.Array | Jacobian, matrix: jax.Array
-) -> tuple[list[Coordinates], list[jax.Array]]:
-    """J and M, cut into the parts that J can be read in."""
+def _parts(jacobian: jax.Array | Jacobian) -> list[tuple[Coordinates, Group]]:
+    """The parts that J can be read in."""
     J = as_jacobian(jacobian)
-    coordinates = [diagonal_coordinates(J, group).kept() for group in J.groups]
-    return coordinates, [take(matrix, group) for group in J.groups]
+    return [(diagonal_coordinates(J, group), group) for group in J.groups]
+
+
+def _length(group: Group) -> int:
+    return sum(size for _, size in group)
 
 
 def total(parts: Sequence[jax.Array]) -> jax.Array:
