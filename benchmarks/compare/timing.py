@@ -16,8 +16,8 @@ def measure(run, wait, *, seconds=3.0, most=51, least=3, patience=float("inf")):
     times, most = ([cold], 0) if cold > patience else ([], most)
     begin = time.perf_counter()
     while len(times) < most and (len(times) < least or time.perf_counter() - begin < seconds):
-        if times and time.perf_counter() - begin > 10 * seconds:
-            break  # work of half a minute and more: once is enough
+        if times and time.perf_counter() - begin > 5 * seconds:
+            break  # work of a quarter of a minute and more: once is enough
         start = time.perf_counter()
         result = wait(run())
         times.append(time.perf_counter() - start)

@@ -14,7 +14,7 @@ import time
 import problems
 import timing
 
-PATIENCE = 60  # seconds: one call of what takes longer is enough
+PATIENCE = 20  # seconds: one call of what takes longer is enough
 
 
 def make(library, problem, curvature):
