@@ -229,8 +229,8 @@ def slope(sizes, times):
     return float(np.polyfit(np.log(sizes[-3:]), np.log(times[-3:]), 1)[0])
 
 
-def curves(quick):
-    """All points of all axes."""
+def curves(quick, stem):
+    """All points of all axes; stored after every curve: a run that is stopped is not lost."""
     found = {}
     for axis, (sizes, quick_sizes, fits, _) in AXES.items():
         for name, largest in fits.items():
@@ -244,6 +244,8 @@ def curves(quick):
                 )
                 print(f"{axis} {size:,} {name}: {seen}", flush=True)
             found[f"{axis}: {name}"] = line
+            (OUT / f"{stem}.json").write_text(json.dumps(found, indent=1))
+            (OUT / f"{stem}.md").write_text("\n".join(summary(found)[0]) + "\n")
     return found
 
 
@@ -256,7 +258,7 @@ def summary(found):
     exceeded = []
     for axis, (_, _, fits, bounded) in AXES.items():
         for name in fits:
-            line = [p for p in found[f"{axis}: {name}"] if "warm" in p]
+            line = [p for p in found.get(f"{axis}: {name}", []) if "warm" in p]
             if len(line) < 2:
                 continue
             value = slope([p["size"] for p in line], [p["warm"] for p in line])
@@ -280,7 +282,7 @@ def draw(found, path):
     colors = dict(zip(FITS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"), strict=True))
     for column, axis in enumerate(AXES):
         for name in AXES[axis][2]:
-            line = [p for p in found[f"{axis}: {name}"] if "warm" in p]
+            line = [p for p in found.get(f"{axis}: {name}", []) if "warm" in p]
             for i, what in enumerate(("warm", "peak")):
                 axes[i, column].loglog(
                     [p["size"] for p in line],
@@ -327,16 +329,16 @@ def main():
     args = parser.parse_args()
     if args.point:
         axis, size, name = args.point
-        print(json.dumps(large(name) if axis == "large" else point(axis, int(size), name)))
+        seen = large(name) if axis == "large" else point(axis, int(size), name)
+        del seen["times"]
+        print(json.dumps(seen))
         return 0
     OUT.mkdir(exist_ok=True)
     if args.large is not None:
         return run_large(args.large or LARGE)
-    found = curves(args.quick)
-    lines, exceeded = summary(found)
     stem = "growth_quick" if args.quick else "growth"
-    (OUT / f"{stem}.json").write_text(json.dumps(found, indent=1))
-    (OUT / f"{stem}.md").write_text("\n".join(lines) + "\n")
+    found = curves(args.quick, stem)
+    lines, exceeded = summary(found)
     draw(found, OUT / f"{stem}.png")
     print("\n".join(lines + exceeded))
     return int(bool(exceeded))

@@ -104,9 +104,18 @@ def machine(home):
 
 
 def store(results, about, out, stem):
-    """After every row, so that a run that is stopped is not lost."""
+    """After every row, so that a run that is stopped is not lost. Of the calls, their number."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{stem}.json").write_text(json.dumps({"about": about, "rows": results}, indent=1))
+    rows = {
+        name: {library: _counted(seen) for library, seen in found.items()}
+        for name, found in results.items()
+    }
+    (out / f"{stem}.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1))
+
+
+def _counted(seen):
+    rest = {name: value for name, value in seen.items() if name != "times"}
+    return rest | {"calls": len(seen["times"])} if "times" in seen else rest
 
 
 def report(results, about, out, stem):
