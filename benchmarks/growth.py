@@ -96,7 +96,7 @@ def point(axis, size, name):
         given = {"loss_fn": "cross_entropy", "progress": False}
         return laplace(network, params, data, **given, **options)[1].structure
 
-    found, _ = measure(fit, jax.block_until_ready, patience=20)
+    found, _ = measure(fit, jax.block_until_ready, patience=90)
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     return found | {"parameters": count}
 

@@ -148,7 +148,11 @@ class CurvatureOperator:
     def chunking(self, bytes_per_example: int, in_cache: bool = False) -> Chunking:
         """As many examples at once as the memory budget allows, or a CPU's cache."""
         on_cpu = jax.default_backend() == "cpu"
-        budget = min(self.memory_budget, CPU_CACHE) if in_cache and on_cpu else self.memory_budget
+        budget = self.memory_budget
+        if in_cache and on_cpu:
+            # Weights that no cache holds are read for every chunk: as much work for each reading.
+            weights = self.space.whole.size * self.space.dtype.itemsize
+            budget = min(budget, max(CPU_CACHE, weights))
         fits = max(1, budget // max(bytes_per_example, 1))
         return Chunking(
             self.batch_size or even_size(self.num_examples or fits, fits),

@@ -111,19 +111,18 @@ def _step(
     scale = jnp.maximum(jnp.max(jnp.abs(alpha)), jnp.max(beta))
     before = jnp.maximum(k - 1, 0)  # beta of a row before the first is zero
     w = w - alpha[k] * q - jnp.where(k > 0, beta[before], 0) * basis[before]
-    w = project_out(basis, w, 2)
+    w = project_out(basis, w)
     norm = jnp.linalg.norm(w)
     broken = norm <= 10 * jnp.finfo(w.dtype).eps * scale
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
-    w = jnp.where(broken, jnp.roll(spare, k + 1), w)
-    w = project_out(basis, w, jnp.where(broken, 2, 0))
+    w = jax.lax.cond(broken, lambda: project_out(basis, jnp.roll(spare, k + 1)), lambda: w)
     return (basis, alpha, beta), (w / jnp.linalg.norm(w))[None]
 
 
-def project_out(basis: jax.Array, w: jax.Array, passes: int | jax.Array) -> jax.Array:
-    """What of w is orthogonal to the rows of the basis, in at most so many passes.
+def project_out(basis: jax.Array, w: jax.Array) -> jax.Array:
+    """What of w is orthogonal to the rows of the basis.
 
-    Two are enough, and one where little was taken away: each reads all of the basis.
+    Two passes are enough, and one where little was taken away: each reads all of the basis.
     """
 
     def once(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -133,7 +132,7 @@ def project_out(basis: jax.Array, w: jax.Array, passes: int | jax.Array) -> jax.
         return rest, jnp.where(little, 0, left - 1)
 
     out: jax.Array = jax.lax.while_loop(
-        lambda state: state[1] > 0, once, (w, jnp.asarray(passes, jnp.int32))
+        lambda state: state[1] > 0, once, (w, jnp.asarray(2, jnp.int32))
     )[0]
     return out
 
