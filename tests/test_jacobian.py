@@ -11,13 +11,13 @@ import pytest
 import cases
 import laplax
 import models
-from laplax._model import Model, _equations
+from laplax._model import Model, _equations, traced
 from laplax.pushforward import jacobian
 from laplax.pushforward._moments import chunk_size
 from laplax.structures import LowRank
 from laplax.structures._coordinates import PositionCoordinates
 from laplax.structures._dense import DensePrecision
-from laplax.taps import TapJacobian, trace_taps
+from laplax.taps import TapJacobian
 from laplax.taps._batch import matrix_diagonal
 
 CURVATURES = {
@@ -201,7 +201,7 @@ def test_a_product_that_flows_past_its_bias_keeps_the_bias_apart():
 @pytest.mark.parametrize("model_fn", [not_the_output, subtracted_from, spread, added_twice])
 def test_a_product_that_only_looks_like_the_output_is_not_taken_for_it(model_fn, curv_type):
     params = {"w": cases.random(3, 2), "b": cases.random(2), "rows": cases.random(5, 2)}
-    program = trace_taps(Model(model_fn), params, jax.ShapeDtypeStruct((3,), jnp.float64))
+    program = traced(Model(model_fn), params, jax.ShapeDtypeStruct((3,), jnp.float64)).program
     assert program.output_tap is None
     data = (X, jax.vmap(model_fn, (0, None))(X, params))
     posterior_fn, _ = laplax.laplace(model_fn, params, data, loss_fn="mse", curv_type=curv_type)

@@ -1,13 +1,13 @@
 """The front door: `laplace(...)`."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ._enums import check_names
-from ._model import model_cost
 from ._problem import Problem, make_problem
 from ._tree import ParamSpace, PyTree, all_finite, is_concrete
 from .curvature._kinds import Curvature, curvature_class
@@ -154,13 +154,11 @@ def make_operator(
     """
     _check_counts(**counts)
     measured.check(problem)
-    example = problem.first.example()[0]
-    masks = select(subset, problem.model, problem.params, example)
+    masks = select(subset, problem.params, problem.traced)
     space = ParamSpace.of(problem.params, masks)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
-    cost = model_cost(problem.model, problem.params, example)
     given: dict[str, Any] = counts
-    return CurvatureOperator(local, problem.data, problem.output, cost, progress=progress, **given)
+    return CurvatureOperator(local, problem.data, problem.traced, progress=progress, **given)
 
 
 def _resolve(
@@ -195,8 +193,9 @@ def _resolve(
     return built[0], built[1]
 
 
-def _field_names(cls: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
+@functools.cache
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _build(cls: Any, options: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, all_finite, is_concrete, leaf_names, pytree, static
+from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, pytree, static
 
 FIELDS = ("input", "target", "weight")
 
@@ -55,9 +55,7 @@ class Batch:
 
     @functools.cached_property
     def _example(self) -> tuple[PyTree, PyTree]:
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (self.input, self.target)
-        )
+        return one_of((self.input, self.target))
 
 
 class Loader:
@@ -217,7 +215,7 @@ def _is_array(item: Any) -> bool:
 
 def _to_array(field: str, leaf: Any) -> jax.Array:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-    if array.dtype.kind not in "biuf" and not jnp.issubdtype(array.dtype, jnp.floating):
+    if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.

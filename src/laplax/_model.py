@@ -1,6 +1,7 @@
 """The user's function, seen one example at a time or a batch at a time."""
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -66,9 +67,48 @@ def _check_keywords(model_fn: Callable[..., Any]) -> None:
         ) from None
 
 
-@by_shapes
-def output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the output for one example."""
+@dataclasses.dataclass(frozen=True)
+class ModelCost:
+    """What one example costs, read off the traced model."""
+
+    activation_bytes: int
+    has_convolution: bool
+    outputs: int  # C
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """What the shapes of the parameters and of one input tell about a model.
+
+    Each answer takes a trace of the model, made when it is first asked for.
+    """
+
+    model: Model
+    params: PyTree  # `jax.ShapeDtypeStruct` in place of arrays
+    example: PyTree
+
+    @functools.cached_property
+    def output(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of the output for one example."""
+        return _output_struct(self.model, self.params, self.example)
+
+    @functools.cached_property
+    def cost(self) -> ModelCost:
+        """Bytes of all intermediate values of one example, and whether there are convolutions."""
+        return _model_cost(self.model, self.params, self.example)
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The model with taps."""
+        from .taps import trace_taps
+
+        return trace_taps(self.model, self.params, self.example)
+
+
+traced = by_shapes(Traced)
+
+
+def _output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
     seen = example
     if not model.vmap_over_data:
         seen = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
@@ -88,18 +128,7 @@ def output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDty
     return jax.eval_shape(model.one, example, params)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelCost:
-    """What one example costs, read off the traced model."""
-
-    activation_bytes: int
-    has_convolution: bool
-    outputs: int  # C
-
-
-@by_shapes
-def model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
-    """Bytes of all intermediate values of one example, and whether there are convolutions."""
+def _model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
     jaxpr = jax.make_jaxpr(model.one)(example, params).jaxpr
     equations = list(_equations(jaxpr))
     total = sum(

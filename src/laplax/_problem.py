@@ -9,21 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch, Data, Loader, as_data
-from ._model import Model, check_signature, output_struct
-from ._tree import PyTree, all_finite, is_concrete, leaf_names
+from ._model import Model, Traced, check_signature, traced
+from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names
 from .likelihoods import Custom, Likelihood, as_likelihood
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked inputs. `first` is a batch that shows shapes, `output` the output of one example."""
+    """Checked inputs. `first` is a batch that shows shapes; `traced`, what they tell."""
 
     model: Model
     params: PyTree
     data: Data
     likelihood: Likelihood
     first: Batch
-    output: jax.ShapeDtypeStruct
+    traced: Traced
+
+    @property
+    def output(self) -> jax.ShapeDtypeStruct:
+        """The output of one example."""
+        return self.traced.output
 
 
 def make_problem(
@@ -42,7 +47,8 @@ def make_problem(
     model = Model(model_fn, vmap_over_data)
     checked = as_data(data, progress)
     first = checked.peek() if isinstance(checked, Loader) else checked
-    output = output_struct(model, params, first.example()[0])
+    known = traced(model, params, first.example()[0])
+    output = known.output
     _check_shapes(likelihood, output, first)
 
     def validate(batch: Batch) -> None:
@@ -55,12 +61,12 @@ def make_problem(
         checked.validate = validate
     else:
         validate(checked)
-    return Problem(model, params, checked, likelihood, first, output)
+    return Problem(model, params, checked, likelihood, first, known)
 
 
 def check_params(params: PyTree) -> PyTree:
     """A non-empty pytree of finite floating-point arrays."""
-    leaves = jax.tree.leaves(params)
+    leaves, treedef = jax.tree.flatten(params)
     if all(getattr(leaf, "size", 1) == 0 for leaf in leaves):
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for i, leaf in enumerate(leaves):
@@ -70,18 +76,17 @@ def check_params(params: PyTree) -> PyTree:
                 f"{type(leaf).__name__}. Wrap numbers with jnp.asarray, and keep functions out "
                 "(equinox: params, static = eqx.partition(model, eqx.is_inexact_array))"
             )
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        if not is_floating(leaf.dtype):
             raise TypeError(
                 f"params must be floating point; the leaf {leaf_names(params)[i]!r} is "
                 f"{leaf.dtype}. Close over "
                 "what is not differentiated: model_fn = lambda input, params: f(input, params, n)"
             )
-    arrays = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jnp.asarray(x), params)
+    arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
     if is_concrete(arrays) and not all_finite(arrays):
-        finite = [all_finite(leaf) for leaf in jax.tree.leaves(arrays)]
-        name = leaf_names(params)[finite.index(False)]
+        name = leaf_names(params)[[all_finite(x) for x in arrays].index(False)]
         raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")
-    return arrays
+    return jax.tree.unflatten(treedef, arrays)
 
 
 def _check_shapes(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:

@@ -215,6 +215,16 @@ def _space(
     )
 
 
+def one_of(batch: PyTree) -> PyTree:
+    """Shapes and dtypes of one example of a batch."""
+    return jax.tree.map(lambda x: _struct(x.shape[1:], x.dtype), batch)
+
+
+@functools.lru_cache(maxsize=1024)
+def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
 def leaf_names(tree: PyTree) -> list[str]:
     """The path of each leaf as people write it: `layers/0/kernel`."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -226,11 +236,11 @@ def is_concrete(*trees: PyTree) -> bool:
 
     Inside `jax.jit` even an operation on known arrays is staged, so its result has no value.
     """
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
-        return False
     trace_state, none = _no_trace()
     if trace_state() == none:
         return True
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
+        return False
     return not isinstance(jnp.zeros(()), jax.core.Tracer)  # `grad` alone stages nothing
 
 
@@ -272,13 +282,19 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
+@functools.cache
+def is_floating(dtype: Any) -> bool:
+    """Whether numbers of a dtype are real and not whole; bfloat16 and its like count."""
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
 def all_finite(tree: PyTree) -> bool:
     """Whether every floating-point number of a pytree is finite.
 
     JAX's arrays do not change: one that was looked at is not looked at again.
     """
     leaves = [x for x in jax.tree.leaves(tree) if _FINITE.get(id(x)) is not x]
-    leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+    leaves = [x for x in leaves if is_floating(x.dtype)]
     if all(isinstance(x, np.ndarray) or x.devices() <= _cpus() for x in leaves):
         finite = all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
     else:

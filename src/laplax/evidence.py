@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ._data import Batch, Chunking, fold
-from ._model import Model, model_cost
+from ._model import Model
 from ._problem import make_problem
 from ._tree import PyTree
 from .curvature._operator import MEMORY_BUDGET, subset_scale
@@ -33,7 +33,7 @@ def data_fit(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    cost = model_cost(problem.model, problem.params, problem.first.example()[0])
+    cost = problem.traced.cost
     chunking = Chunking(max(1, MEMORY_BUDGET // (2 * cost.activation_bytes)), cost.has_convolution)
     zero = jnp.zeros((), problem.output.dtype)
     start = DataFit(zero, zero.copy(), zero.copy())

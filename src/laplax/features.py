@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from . import _core as core
 from ._data import Batch, Loader, as_data, progress_bar
-from ._model import Model, check_signature, model_cost
+from ._model import Model, check_signature, traced
 from ._problem import check_params
 from ._tree import PyTree
 from .curvature._operator import MEMORY_BUDGET
 from .subset import last_product
-from .taps import Program, trace_taps
+from .taps import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +79,9 @@ def last_layer_features(
     params = check_params(params)
     model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
     first = checked.peek() if isinstance(checked, Loader) else checked
-    example = first.example()[0]
-    head = _make_head(model, params, example)
-    size = max(1, memory_budget // (2 * model_cost(model, params, example).activation_bytes))
+    known = traced(model, params, first.example()[0])
+    head = _make_head(known.program, params, known.example)
+    size = max(1, memory_budget // (2 * known.cost.activation_bytes))
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:
         shown = progress if batch is checked else False  # a loader has a bar of its own
@@ -99,8 +99,7 @@ def _as_dict(batch: Batch) -> dict[str, Any]:
     return fields if batch.weight is None else {**fields, "weight": batch.weight}
 
 
-def _make_head(model: Model, params: PyTree, example: PyTree) -> Head:
-    program = trace_taps(model, params, example)
+def _make_head(program: Program, params: PyTree, example: PyTree) -> Head:
     leaf = last_product(program)
     taps = program.uses_of(leaf)
     if len(taps) != 1:

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from ._enums import near_miss
-from ._model import Model
+from ._model import Traced
 from ._tree import PyTree, leaf_names
-from .taps import Program, trace_taps
+from .taps import Program
 from .taps._uses import LinearUse
 
 Subset = str | re.Pattern[str] | Callable[[str], bool] | PyTree | None
@@ -62,7 +62,7 @@ def _largest(scores: PyTree, k: int, what: str) -> PyTree:
     return jax.tree.unflatten(treedef, masks)
 
 
-def select(subset: Subset, model: Model, params: PyTree, example: PyTree) -> Masks:
+def select(subset: Subset, params: PyTree, known: Traced) -> Masks:
     """What varies, leaf by leaf of `params`: a truth value, or a mask of the leaf's shape.
 
     `subset` is None (all), `"last_layer"`, a glob on path names (`"*/Dense_2/*"`), a compiled
@@ -74,7 +74,7 @@ def select(subset: Subset, model: Model, params: PyTree, example: PyTree) -> Mas
         return (True,) * len(jax.tree.leaves(params))
     names = leaf_names(params)
     if isinstance(subset, str) and subset == "last_layer":
-        chosen = _last_layer(trace_taps(model, params, example))
+        chosen = _last_layer(known.program)
         return tuple(i in chosen for i in range(len(names)))
     if isinstance(subset, str):
         selected = tuple(fnmatch.fnmatchcase(name, subset) for name in names)

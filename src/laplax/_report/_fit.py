@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._api import laplace
-from .._model import Model, model_cost
-from .._tree import PyTree
+from .._model import Model, traced
+from .._tree import PyTree, one_of
 from ..calibration import GridSearch, Trace
 from ..calibration import calibration as calibrate
 from ..curvature._operator import MEMORY_BUDGET
@@ -173,8 +173,8 @@ def predict_map(setting: Setting) -> dict[str, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
-    size = max(1, MEMORY_BUDGET // (2 * model_cost(model, params, example).activation_bytes))
+    cost = traced(model, params, one_of(input)).cost
+    size = max(1, MEMORY_BUDGET // (2 * cost.activation_bytes))
     outputs: jax.Array = map_chunks(lambda part: model.batch(part, params), input, size)
     return outputs
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import Batch, Chunking, Data, Loader, Zeros, fold
-from .._model import Model, ModelCost
+from .._model import Model, ModelCost, Traced
 from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
@@ -82,8 +82,7 @@ class CurvatureOperator:
 
     local: LocalCurvature
     data: Data
-    output: jax.ShapeDtypeStruct
-    cost: ModelCost
+    traced: Traced
     num_total_samples: int | None = None
     num_curv_samples: int | None = None
     batch_size: int | None = None
@@ -98,6 +97,16 @@ class CurvatureOperator:
         if not self._fits_at_once(1):
             return self
         return dataclasses.replace(self, linear=_linearise(self.local, self.data))
+
+    @property
+    def cost(self) -> ModelCost:
+        """What one example costs."""
+        return self.traced.cost
+
+    @property
+    def program(self) -> Any:
+        """The model with taps."""
+        return self.traced.program
 
     @property
     def space(self) -> ParamSpace:
@@ -119,8 +128,9 @@ class CurvatureOperator:
         """K, the number of rows of one example."""
         curvature = self.local.curvature
         assert isinstance(curvature, OuterProductCurvature)
-        example = self.data.peek() if isinstance(self.data, Loader) else self.data
-        return _num_rows((curvature, self.local.likelihood), self.output, example.example()[1])
+        first = self.data.peek() if isinstance(self.data, Loader) else self.data
+        kind = (curvature, self.local.likelihood)
+        return _num_rows(kind, self.traced.output, first.example()[1])
 
     @property
     def num_examples(self) -> int | None:
@@ -199,14 +209,6 @@ class CurvatureOperator:
         if self.num_total_samples is None:
             return total
         return jax.tree.map(lambda x: x * self.scale_as(x.dtype), total)
-
-    @property
-    def program(self) -> Any:
-        """The model with taps."""
-        from ..taps import trace_taps
-
-        example = self.data.peek() if isinstance(self.data, Loader) else self.data
-        return trace_taps(self.local.model, self.local.params, example.example()[0])
 
 
 def even_size(count: int, most: int) -> int:

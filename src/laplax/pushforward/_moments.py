@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import Predictive, Pushforward
-from .._model import Model, model_cost
-from .._tree import ParamSpace, PyTree
+from .._model import Model, traced
+from .._tree import ParamSpace, PyTree, one_of
 from ..curvature._operator import CPU_CACHE
 from ..posterior import Posterior
 from ..structures import Jacobian, Precision, Structure
-from ..taps import TapJacobian, jacobian_bytes, trace_taps
+from ..taps import TapJacobian, jacobian_bytes
 from ._fields import Moments, Recipe
 
 
@@ -125,14 +125,12 @@ def chunk_size(
     memory_budget: int,
 ) -> int:
     """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
-    example = _one_of(input)
-    cost = model_cost(model, params, example)
-    outputs, activations = cost.outputs, cost.activation_bytes
+    known = traced(model, params, one_of(input))
+    outputs, activations = known.cost.outputs, known.cost.activation_bytes
     if recipe.pushforward is Pushforward.NONLINEAR:
         each = 2 * activations + recipe.num_samples * outputs * 8
     elif user.factored:
-        program = trace_taps(model, params, example)
-        each = jacobian_bytes(program, space, outputs, activations, user.width)
+        each = jacobian_bytes(known.program, space, outputs, activations, user.width)
     else:
         each = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):
@@ -141,19 +139,15 @@ def chunk_size(
     return max(1, memory_budget // each)
 
 
-def _one_of(input: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
-
-
 def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
     """Whether XLA's own loops should be avoided."""
     on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and model_cost(model, params, _one_of(input)).has_convolution
+    return on_cpu and traced(model, params, one_of(input)).cost.has_convolution
 
 
 def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:
     """All, where a cache nearly holds them: no loop; else a pair. Convolutions get no faster."""
-    cost = model_cost(model, params, _one_of(input))
+    cost = traced(model, params, one_of(input)).cost
     held = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
     if cost.has_convolution or 2 * held > CPU_CACHE:
         return None

@@ -6,14 +6,14 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .._model import Model
-from .._tree import ParamSpace, PyTree
+from .._model import Model, traced
+from .._tree import ParamSpace, PyTree, one_of
 from ..structures import Jacobian, Outer
 from ..structures._coordinates import SparseCoordinates
 from ..structures._jacobian import Group
 from ._batch import Tapped, bytes_per_example, run_taps
 from ._layers import layer_of
-from ._program import Program, trace_taps
+from ._program import Program
 from ._uses import EmbeddingUse, MatmulUse
 
 
@@ -22,8 +22,7 @@ class TapJacobian(Jacobian):
 
     def __init__(self, model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> None:
         self.model, self.params, self.space, self.input = model, params, space, input
-        example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), input)
-        self.program = trace_taps(model, params, example)
+        self.program: Program = traced(model, params, one_of(input)).program
         self.groups = tuple((where,) for where in space.slices.values())
         self.shape = jax.tree.leaves(input)[0].shape[0], self.program.output_size
 

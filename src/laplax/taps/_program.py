@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._model import Model
-from .._tree import PyTree, by_shapes, leaf_names
+from .._tree import PyTree, leaf_names
 from ._interpret import Cell, Interpreter, whole_leaf
 from ._uses import Use
 
@@ -81,9 +81,8 @@ class Program:
         return acts, jax.vmap(pull)(columns)[0]
 
 
-@by_shapes
 def trace_taps(model: Model, params: PyTree, input: PyTree) -> Program:
-    """The program of a model; traced once per model and shapes."""
+    """The program of a model, from shapes. `traced(...).program` remembers it."""
     jaxpr = jax.make_jaxpr(model.one)(input, params)
     leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
