@@ -8,6 +8,7 @@ from matfree import decomp
 
 import cases
 import laplax
+from laplax.estimators import _lanczos, _rows
 
 P = 40
 
@@ -37,6 +38,16 @@ SPECTRA = {
 }
 
 
+@pytest.fixture(params=["one array", "rows"])
+def lanczos_basis(request, monkeypatch):
+    """Both ways to keep the basis; the second is for large networks. P is 2.5 chunks of it."""
+    if request.param == "rows":
+        monkeypatch.setattr(_lanczos, "LARGE_BASIS", 0)
+        monkeypatch.setattr(_rows, "CHUNK", 16)
+    return request.param
+
+
+@pytest.mark.usefixtures("lanczos_basis")
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_lanczos_with_as_many_products_as_parameters_is_exact(spectrum, dtype):
@@ -49,6 +60,7 @@ def test_lanczos_with_as_many_products_as_parameters_is_exact(spectrum, dtype):
     np.testing.assert_allclose(basis.T @ basis, jnp.eye(P), atol=50 * float(jnp.finfo(dtype).eps))
 
 
+@pytest.mark.usefixtures("lanczos_basis")
 @pytest.mark.parametrize("spectrum", ["rank three", "repeated", "zero"])
 def test_after_breakdown_the_basis_is_orthonormal_and_no_pair_is_spurious(spectrum):
     data, _ = with_spectrum(SPECTRA[spectrum])
@@ -59,6 +71,7 @@ def test_after_breakdown_the_basis_is_orthonormal_and_no_pair_is_spurious(spectr
     np.testing.assert_allclose(values, expected, atol=1e-9)
 
 
+@pytest.mark.usefixtures("lanczos_basis")
 def test_lanczos_residuals_are_the_true_ones():
     data, _ = with_spectrum(SPECTRA["distinct"])
     estimate = fit(data, "lanczos", rank=8, num_products=12)
@@ -68,6 +81,7 @@ def test_lanczos_residuals_are_the_true_ones():
     assert estimate.diagnostics["num_products"] == 12
 
 
+@pytest.mark.usefixtures("lanczos_basis")
 def test_a_tolerance_drops_the_pairs_that_have_not_converged():
     data, _ = with_spectrum(SPECTRA["decaying"])
     estimate = fit(data, "lanczos", rank=8, num_products=12, tol=1e-8)
@@ -76,6 +90,7 @@ def test_a_tolerance_drops_the_pairs_that_have_not_converged():
     np.testing.assert_array_equal(estimate.structure.eigenvalues > 0, kept)
 
 
+@pytest.mark.usefixtures("lanczos_basis")
 def test_lanczos_agrees_with_an_independent_implementation():
     data, _ = with_spectrum(SPECTRA["decaying"])
     gram = data[0].T @ data[0]
@@ -84,6 +99,50 @@ def test_lanczos_agrees_with_an_independent_implementation():
     reference = jnp.linalg.eigvalsh(tridiag(lambda v: gram @ v, start).J_small)[::-1]
     estimate = fit(data, "lanczos", rank=8, num_products=10, tol=1e9)
     np.testing.assert_allclose(estimate.structure.eigenvalues, reference[:8], rtol=1e-8)
+
+
+def mlp_curvature(**given):
+    """Five leaves and cross-entropy; the eigenvalues of the exact matrix, and Lanczos' estimate."""
+    data = (cases.random(7, 2, seed=4), cases.TARGETS["cross_entropy"])
+    data = given.pop("data", lambda batch: batch)(data)
+    params = given.pop("params", cases.mlp())
+    given = {"loss_fn": "cross_entropy"} | given
+    exact, found = (
+        laplax.laplace(cases.mlp_fn, params, data, curv_type=name, **options, **given)[1]
+        for name, options in (("full", {}), ("lanczos", {"rank": 1000}))
+    )
+    return exact.to_dense(), found.to_dense()
+
+
+@pytest.mark.usefixtures("lanczos_basis")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"subset": "last_layer"},
+        {"subset": laplax.largest_magnitude(cases.mlp(), 9)},
+        {"data": lambda batch: [tuple(x[i : i + 3] for x in batch) for i in (0, 3, 6)]},
+        {"batch_size": 3},
+        {"num_total_samples": 70},
+        {"curvature": "fisher_empirical"},
+    ],
+    ids=["all", "last layer", "entries", "loader", "batches", "scaled", "fisher"],
+)
+def test_lanczos_is_exact_for_leaves_parts_of_them_and_every_kind_of_data(given):
+    exact, found = mlp_curvature(**given)
+    assert float(jnp.abs(exact).max()) > 0.01
+    np.testing.assert_allclose(found, exact, atol=1e-12 * float(jnp.abs(exact).max()))
+
+
+@pytest.mark.usefixtures("lanczos_basis")
+def test_lanczos_of_mixed_precision_accumulates_in_the_wider_one():
+    params = cases.mlp()
+    leaves, treedef = jax.tree.flatten(params)
+    mixed = [leaves[0].astype(jnp.float32), *leaves[1:]]
+    with jax.numpy_dtype_promotion("standard"):
+        exact, found = mlp_curvature(params=jax.tree.unflatten(treedef, mixed))
+    assert found.dtype == jnp.float64
+    np.testing.assert_allclose(found, exact, atol=1e-5 * float(jnp.abs(exact).max()))
 
 
 @pytest.mark.parametrize("rank", [3, 1000])

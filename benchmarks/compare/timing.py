@@ -18,6 +18,7 @@ def measure(run, wait, *, seconds=3.0, most=51, least=3, patience=float("inf")):
     while len(times) < most and (len(times) < least or time.perf_counter() - begin < seconds):
         if times and time.perf_counter() - begin > 5 * seconds:
             break  # work of a quarter of a minute and more: once is enough
+        result = None  # so that no call sees the memory of two
         start = time.perf_counter()
         result = wait(run())
         times.append(time.perf_counter() - start)

@@ -131,6 +131,12 @@ class ParamSpace:
         """The space of all entries of the selected leaves: what derivatives are computed in."""
         return dataclasses.replace(self, elements=(None,) * len(self.elements))
 
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether the flat vector is nothing but all leaves, one after the other."""
+        whole = all(self.selected) and not any(self.elements)
+        return whole and all(dtype == self.dtype for dtype in self.dtypes)
+
     def parts(self) -> dict[int, str]:
         """The leaves of which only some entries vary, with how many: `12 of 64 elements`."""
         return {

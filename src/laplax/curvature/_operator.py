@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from ._kinds import Curvature, OuterProductCurvature
 MEMORY_BUDGET = 2**29  # bytes of temporaries that a step over the data may hold
 CPU_CACHE = 2**25  # what taps write and read again at once should stay in the last-level cache
 
+Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
+
 
 @pytree
 class LocalCurvature:
@@ -28,24 +31,25 @@ class LocalCurvature:
     likelihood: Likelihood = static()
     space: ParamSpace = static()
 
-    def mm(self, batch: Batch, V: jax.Array) -> jax.Array:
-        """G V for the rows of V, shape (k, P)."""
-        out = self.curvature.batch_mm(
-            self.model, self.likelihood, self.params, batch, self.space.unflatten(V)
-        )
-        return self.space.flatten(out, batch_ndim=1)
+    def mm(self, batch: Batch, V: Vectors) -> Vectors:
+        """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
+        given = self.model, self.likelihood, self.params, batch
+        return self._on_trees(lambda tree: self.curvature.batch_mm(*given, tree), V)
 
     def linearise(self, batch: Batch) -> PyTree:
         """What products need of the model on a batch: the outputs, and the derivative's program."""
         return jax.linearize(lambda p: self.model.batch(batch.input, p), self.params)
 
-    def linear_mm(self, batch: Batch, linear: PyTree, V: jax.Array) -> jax.Array:
+    def linear_mm(self, batch: Batch, linear: PyTree, V: Vectors) -> Vectors:
         """G V, as `mm`, without running the model again."""
-        assert isinstance(self.curvature, OuterProductCurvature)
-        out = self.curvature.linear_mm(
-            self.likelihood, self.params, batch, linear, self.space.unflatten(V)
-        )
-        return self.space.flatten(out, batch_ndim=1)
+        curvature, given = self.curvature, (self.likelihood, self.params, batch, linear)
+        assert isinstance(curvature, OuterProductCurvature)
+        return self._on_trees(lambda tree: curvature.linear_mm(*given, tree), V)
+
+    def _on_trees(self, product: Callable[[PyTree], PyTree], V: Vectors) -> Vectors:
+        if isinstance(V, list):  # no copies to a flat vector and from it
+            return jax.tree.leaves(product(jax.tree.unflatten(self.space.treedef, V)))
+        return self.space.flatten(product(self.space.unflatten(V)), batch_ndim=1)
 
     def rows(self, batch: Batch) -> jax.Array:
         """R with R^T R = G on the batch, shape (n K, P)."""
@@ -68,9 +72,10 @@ _linearise = jax.jit(LocalCurvature.linearise)
 _linear_mm = jax.jit(LocalCurvature.linear_mm)
 
 
-def add_product(total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
+def add_product(total: Vectors, batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:
     """The step of a product over the data."""
-    return total + local.mm(batch, V)
+    added: Vectors = jax.tree.map(jnp.add, total, local.mm(batch, V))
+    return added
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,12 +174,16 @@ class CurvatureOperator:
             host_loop=self.cost.has_convolution and on_cpu,
         )
 
-    def mm(self, V: jax.Array) -> jax.Array:
-        """G V for the rows of V, shape (k, P): one pass over the data."""
-        if self.linear is not None and self._fits_at_once(V.shape[0]):
+    def mm(self, V: Vectors) -> Any:
+        """G V for the rows of V, shape (k, P): one pass over the data.
+
+        Where all parameters vary, V may be their leaves, (k, *shape) each, in a list.
+        """
+        vectors = jax.tree.leaves(V)[0].shape[0]
+        if self.linear is not None and self._fits_at_once(vectors):
             return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
-        chunking = self.chunking(self._product_bytes(V.shape[0]))
-        zeros = Zeros.of(V.shape, V.dtype)
+        chunking = self.chunking(self._product_bytes(vectors))
+        zeros = Zeros.of(jax.tree.map(jnp.shape, V), self.space.dtype)
         return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
     def _product_bytes(self, vectors: int) -> int:

@@ -15,6 +15,9 @@ from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
+from ._rows import combine_rows, tridiagonalise_rows
+
+LARGE_BASIS = 2**27  # bytes; beyond them rows are kept one by one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,14 +48,22 @@ class Lanczos(Estimator):
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
         start = random_direction(key, size, operator.space.dtype)
-        mm = operator.linearised().mm
-        basis, alpha, beta = tridiagonalise(mm, start, steps, start, operator.progress)
+        operator = operator.linearised()
+        combine, alpha, beta = _run(operator, start, steps)
         values, weights, residuals = _ritz(alpha, beta, rank)
         values = settle_negative(values, operator)
         kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
-        vectors, values = _combine(basis, weights, values, kept)
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
-        return LowRank(vectors, values), diagnostics
+        return LowRank(*combine(weights, values, kept)), diagnostics
+
+
+def _run(operator: CurvatureOperator, start: jax.Array, steps: int) -> tuple[Any, Any, Any]:
+    """What makes pairs from weights in the basis; diagonal and off-diagonal."""
+    if is_concrete(start) and steps * start.nbytes > LARGE_BASIS:
+        rows, alpha, beta = tridiagonalise_rows(operator, start, steps)
+        return functools.partial(combine_rows, rows), alpha, beta
+    state = tridiagonalise(operator.mm, start, steps, start, operator.progress)
+    return functools.partial(_combine, state[0]), *state[1:]
 
 
 # Every operation outside of a compiled function is compiled on its own, at the first call.
@@ -99,7 +110,7 @@ def _begin(start: jax.Array, steps: int) -> tuple[State, jax.Array]:
     return state, (start / jnp.linalg.norm(start))[None]
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@functools.partial(jax.jit, donate_argnums=(0, 2))
 def _step(
     state: State, row: jax.Array, product: jax.Array, k: int | jax.Array, spare: jax.Array
 ) -> tuple[State, jax.Array]:
