@@ -8,10 +8,11 @@ from typing import Any
 import jax
 
 from ._enums import check_names
+from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
 from ._tree import ParamSpace, PyTree, all_finite, is_concrete
 from .curvature._kinds import Curvature, curvature_class
-from .curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
+from .curvature._operator import CurvatureOperator, LocalCurvature
 from .estimators import ESTIMATORS, Estimator, estimator_class
 from .estimators._base import Diagnostics
 from .likelihoods import Likelihood

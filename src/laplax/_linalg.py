@@ -154,6 +154,13 @@ def cho_solve(factor: jax.Array, b: jax.Array) -> jax.Array:
     return solve_triangular(factor, solve_triangular(factor, b), trans=True)
 
 
+def turn(x: jax.Array, matrices: jax.Array) -> jax.Array:
+    """x (..., b, t, i) times matrices (b, i, j), one for every group b."""
+    if matrices.shape[0] == 1:  # a plain GEMM: XLA would copy transposes for a batch of one
+        return x @ matrices[0]
+    return jnp.einsum("...bti,bij->...btj", x, matrices)
+
+
 def gram(rows: jax.Array, widest: int = 4, narrowest: int = 128) -> jax.Array:
     """R^T R from its upper blocks of columns: XLA has no symmetric product, which halves the work.
 

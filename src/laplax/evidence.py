@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from ._data import Batch, Chunking, fold
+from ._machine import MEMORY_BUDGET
 from ._model import Model
 from ._problem import make_problem
 from ._tree import PyTree
-from .curvature._operator import MEMORY_BUDGET, subset_scale
+from .curvature._operator import subset_scale
 from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFn
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from . import _core as core
 from ._data import Batch, Loader, as_data, progress_bar
+from ._machine import MEMORY_BUDGET
 from ._model import Model, check_signature, traced
 from ._problem import check_params
 from ._tree import PyTree
-from .curvature._operator import MEMORY_BUDGET
 from .subset import last_product
 from .taps import Program
 

@@ -125,7 +125,7 @@ class PosteriorFn:
         """The posterior under these hyperparameters; nothing is refitted."""
         posterior = self.at(self.parse(prior_arguments))
         logdet = posterior.precision.logdet_ratio()
-        if is_concrete(logdet) and not bool(jnp.isfinite(logdet)):
+        if is_concrete(logdet) and not np.isfinite(np.asarray(logdet)):
             raise ValueError(
                 f"the posterior precision is not positive definite in {self.space.dtype.name}: the "
                 "curvature outweighs the prior by more than the precision of the numbers. Raise "

@@ -1,5 +1,6 @@
 """Hyperparameters: the prior precision T, its mean, and the scale c of the likelihood."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -89,8 +90,8 @@ def _is_scalar(value: Any) -> bool:
 def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:
     if isinstance(value, str) or not _is_scalar(value):
         raise ValueError(f"{name} must be a positive number; got {value!r}")
-    scalar = jnp.asarray(value).astype(space.dtype)
-    if is_concrete(scalar) and not (bool(scalar > 0) and bool(jnp.isfinite(scalar))):
+    scalar = jnp.asarray(value, space.dtype)
+    if is_concrete(scalar) and not 0 < float(scalar) < math.inf:  # by Python: nothing to compile
         raise ValueError(f"{name} must be positive and finite; got {value}")
     return scalar
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._api import laplace
+from .._machine import MEMORY_BUDGET
 from .._model import Model, traced
 from .._tree import PyTree, one_of
 from ..calibration import GridSearch, Trace
 from ..calibration import calibration as calibrate
-from ..curvature._operator import MEMORY_BUDGET
 from ..evaluation import needed_fields, observe, resolve_metrics
 from ..evidence import effective_parameters, log_marginal_likelihood
 from ..likelihoods import DataFit

@@ -13,8 +13,8 @@ import numpy as np
 
 from .. import _optim
 from .._data import progress_bar
+from .._machine import MEMORY_BUDGET
 from .._tree import PyTree, pytree
-from ..curvature._operator import MEMORY_BUDGET
 
 if TYPE_CHECKING:
     from optax import GradientTransformation
@@ -77,20 +77,21 @@ class GridSearch(Method):
         self, objective: Any, initial: dict[str, Any], progress: bool | None
     ) -> tuple[dict[str, Any], Trace]:
         """Evaluate every point, take the best finite one."""
+        # On the host, where a look at a few numbers compiles nothing.
         grid = self.grid
         if grid is None:
-            grid = jnp.logspace(self.log_prior_prec_min, self.log_prior_prec_max, self.grid_size)
-        grid = jnp.asarray(grid)
+            grid = np.logspace(self.log_prior_prec_min, self.log_prior_prec_max, self.grid_size)
+        grid = np.asarray(jnp.asarray(grid))
         rest = {name: value for name, value in initial.items() if name != "prior_prec"}
         fixed = jax.tree.map(jnp.asarray, rest)
         size = max(1, MEMORY_BUDGET // objective.bytes_per_point())
         pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
-        values = jnp.concatenate([_evaluate(objective, piece, fixed) for piece in bar])
-        seen = np.asarray(values)  # what follows is a look at a few numbers
-        best = _best(seen, {"prior_prec": grid})
-        _warn_about_grid(np.asarray(grid), seen, best)
-        return {**initial, "prior_prec": grid[best]}, Trace({"prior_prec": grid}, values)
+        values = np.concatenate([_evaluate(objective, piece, fixed) for piece in bar])
+        best = _best(values, {"prior_prec": grid})
+        _warn_about_grid(grid, values, best)
+        found = {**initial, "prior_prec": jnp.asarray(grid[best])}
+        return found, Trace({"prior_prec": jnp.asarray(grid)}, jnp.asarray(values))
 
 
 POINTS_AT_ONCE = 10

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._data import whole_batch as whole_batch
 from .._enums import CalibrationObjective, Pushforward, as_member
+from .._machine import MEMORY_BUDGET
 from .._model import Model
 from .._tree import PyTree, pytree, static
-from ..curvature._operator import MEMORY_BUDGET
 from ..evaluation import as_metric, check_metric, needed_fields, observe, refuse_weights
 from ..evidence import log_marginal_likelihood
 from ..likelihoods import DataFit
@@ -116,13 +116,14 @@ def predictive_objective(
     recipe, model = predictive.recipe, predictive.model
     metric, transform = resolve_objective(objective, recipe)
     fields = needed_fields([metric], recipe)
-    output = _outputs(model, predictive.posterior_fn.mean, data.input)
-    projection = None
+    projection = output = None
     # Sampled functions are drawn as the returned predictive will draw them, not in the eigenbasis.
     if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
         spectral = predictive.posterior_fn.spectral()
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
-        projection = _project(predictive, model, data.input, output.shape[0], fields)
+        projection, output = _project(predictive, model, data, fields)
+    if output is None:
+        output = _outputs(model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
         predictive, projection, output, data.input, data.target, metric, fields, transform
     )
@@ -150,21 +151,23 @@ def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _project_chunk(
     model: Model, posterior_fn: PosteriorFn, structure: Structure, input: PyTree
-) -> Projection:
-    project: Any = structure.project
-    return project(jacobian_for(structure, model, posterior_fn.mean, posterior_fn.space, input))
+) -> tuple[Projection, jax.Array]:
+    params, project = posterior_fn.mean, cast(Any, structure).project
+    jacobian = jacobian_for(structure, model, params, posterior_fn.space, input)
+    return project(jacobian), model.batch(input, params)
 
 
 def _project(
-    predictive: SetProbPredictive, model: Model, input: PyTree, count: int, fields: tuple[str, ...]
-) -> Projection | None:
-    """Chunk by chunk under the memory budget.
+    predictive: SetProbPredictive, model: Model, data: Batch, fields: tuple[str, ...]
+) -> tuple[Projection | None, jax.Array | None]:
+    """The projection and the outputs, chunk by chunk under the memory budget.
 
     Where the projections of all examples would not fit, a table of their variances takes their
     place; a covariance has no table, and None says so.
     """
     posterior_fn = predictive.posterior_fn
-    structure, parts, tables = posterior_fn.structure, [], False
+    structure, input, count = posterior_fn.structure, data.input, data.num_examples
+    parts, outputs, tables = [], [], False
     size = chunk_size(
         predictive.recipe,
         structure,
@@ -177,11 +180,14 @@ def _project(
     )
     for start in range(0, count, size):
         chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
-        part: Projection = _project_chunk(model, posterior_fn, structure, chunk)
+        part, output = _project_chunk(model, posterior_fn, structure, chunk)
         if start == 0:
             held = sum(leaf.nbytes for leaf in jax.tree.leaves(part))
             tables = held * math.ceil(count / size) > STORE_LIMIT
             if tables and predictive.recipe.needs_cov(fields):
-                return None
+                return None, None
         parts.append(tabulate(part) if tables else part)
-    return parts[0].join(parts[1:]) if len(parts) > 1 else parts[0]
+        outputs.append(output)
+    if len(parts) == 1:
+        return parts[0], outputs[0]
+    return parts[0].join(parts[1:]), jnp.concatenate(outputs)

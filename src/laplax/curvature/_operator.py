@@ -10,13 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import Batch, Chunking, Data, Loader, Zeros, fold
+from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
 from .._model import Model, ModelCost, Traced
 from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
-
-MEMORY_BUDGET = 2**29  # bytes of temporaries that a step over the data may hold
-CPU_CACHE = 2**25  # what taps write and read again at once should stay in the last-level cache
 
 Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
 
@@ -162,16 +160,15 @@ class CurvatureOperator:
 
     def chunking(self, bytes_per_example: int, in_cache: bool = False) -> Chunking:
         """As many examples at once as the memory budget allows, or a CPU's cache."""
-        on_cpu = jax.default_backend() == "cpu"
         budget = self.memory_budget
-        if in_cache and on_cpu:
+        if in_cache and on_cpu():
             # Weights that no cache holds are read for every chunk: as much work for each reading.
             weights = self.space.whole.size * self.space.dtype.itemsize
             budget = min(budget, max(CPU_CACHE, weights))
         fits = max(1, budget // max(bytes_per_example, 1))
         return Chunking(
             self.batch_size or even_size(self.num_examples or fits, fits),
-            host_loop=self.cost.has_convolution and on_cpu,
+            host_loop=self.cost.has_convolution and on_cpu(),
         )
 
     def mm(self, V: Vectors) -> Any:
@@ -182,17 +179,17 @@ class CurvatureOperator:
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):
             return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
-        chunking = self.chunking(self._product_bytes(vectors))
+        chunking = self.chunking(self.product_bytes(vectors))
         zeros = Zeros.of(jax.tree.map(jnp.shape, V), self.space.dtype)
         return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
-    def _product_bytes(self, vectors: int) -> int:
+    def product_bytes(self, vectors: int) -> int:
         """Of one example: a linearised model's activations, and two more sets for every vector."""
         return self.cost.activation_bytes * (1 + 2 * vectors)
 
     def _fits_at_once(self, vectors: int) -> bool:
         assert isinstance(self.data, Batch)
-        return self._product_bytes(vectors) * self.data.num_examples <= self.memory_budget
+        return self.product_bytes(vectors) * self.data.num_examples <= self.memory_budget
 
     def mv(self, v: jax.Array) -> jax.Array:
         """G v for a flat v, shape (P,)."""
@@ -218,12 +215,6 @@ class CurvatureOperator:
         if self.num_total_samples is None:
             return total
         return jax.tree.map(lambda x: x * self.scale_as(x.dtype), total)
-
-
-def even_size(count: int, most: int) -> int:
-    """At most `most` examples at once; if it costs little, a divisor: no rest to compile for."""
-    most = min(count, most)
-    return next((size for size in range(most, most // 2, -1) if count % size == 0), most)
 
 
 @by_shapes

@@ -9,7 +9,8 @@ import numpy as np
 
 from .._data import Batch, Zeros, fold
 from .._enums import check_names
-from .._linalg import eigh, eigh_on_host
+from .._linalg import eigh, eigh_on_host, turn
+from .._machine import on_cpu
 from .._tree import is_concrete, leaf_names
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
@@ -213,8 +214,8 @@ def _add_moments(
     seen = batch.counted.astype(tapped.dtype)
     new = []
     for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
-        a = jnp.einsum("nbti,bij->nbtj", _layer_operand(tapped, layer, seen), left)
-        g = jnp.einsum("nkbto,bop->nkbtp", tapped.gradient(layer.tap), right)
+        a = turn(_layer_operand(tapped, layer, seen), left)
+        g = turn(tapped.gradient(layer.tap), right)
         new.append(total + matrix_diagonal(a, g))
     return new
 
@@ -234,7 +235,7 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
 def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> list[KroneckerBlock]:
     pairs = list(zip(sums["inputs"], sums["outputs"], strict=True))
     large = max((x.shape[-1] for pair in pairs for x in pair), default=0) > LARGE_FACTOR
-    on_host = large and jax.default_backend() == "cpu" and is_concrete(sums)
+    on_host = large and on_cpu() and is_concrete(sums)
     decompose = _decompose_on_host if on_host else _decompose
     parts = decompose(pairs, scale, sums["count"])
     return [

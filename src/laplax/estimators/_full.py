@@ -11,6 +11,7 @@ import numpy as np
 
 from .._data import Batch, Zeros
 from .._linalg import eigh, gram
+from .._machine import on_cpu
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
@@ -90,8 +91,7 @@ def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
         filled = filled / jnp.sqrt(jnp.asarray(operator.scale, filled.dtype))
     if not is_concrete(filled):
         return _eigenpairs(filled)
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and rows <= HOST_ROWS and filled.dtype == np.float32:
+    if on_cpu() and rows <= HOST_ROWS and filled.dtype == np.float32:
         return _eigenpairs_on_host(np.asarray(filled))
     pairs = _eigenpairs(filled)
     return _leading(pairs, numerical_rank(np.sqrt(pairs.eigenvalues)))

@@ -65,7 +65,7 @@ class Lobpcg(Estimator):
         if not bool(jnp.any(operator.mm(start.T))):  # JAX's routine divides by the largest value
             return jnp.zeros(rank, start.dtype), jnp.linalg.qr(start)[0], jnp.zeros((), int)
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
-        chunking = operator.chunking(operator.cost.activation_bytes * (1 + 6 * rank))
+        chunking = operator.chunking(operator.product_bytes(3 * rank))
         args = (operator.local, operator.data, jnp.asarray(operator.scale, start.dtype), start)
         tol = 10 * float(jnp.finfo(start.dtype).eps) if self.tol is None else self.tol
         values, vectors, iterations = _lobpcg(chunking, self.max_iterations, tol, *args)

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from .._api import _resolve, finish, make_operator
 from .._data import Batch, fold
 from .._linalg import eigh
+from .._machine import MEMORY_BUDGET
 from .._model import Model
 from .._problem import make_problem
 from .._tree import ParamSpace, PyTree
 from ..curvature._kinds import Curvature, OuterProductCurvature
-from ..curvature._operator import MEMORY_BUDGET, CurvatureOperator, LocalCurvature
+from ..curvature._operator import CurvatureOperator, LocalCurvature
 from ..estimators._full import GIB, _eigenpairs, total_memory
 from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate, PosteriorFn
@@ -168,21 +169,19 @@ class _View:
 
     def push(self, V: jax.Array) -> jax.Array:
         """J(C) v for the rows of V (k, P): (n, C, k)."""
-        size = min(self.count, max(1, self.memory_budget // self._bytes(V.shape[0])))
+        each = self.operator.product_bytes(V.shape[0])
+        size = min(self.count, max(1, self.memory_budget // each))
         return _push(*self._args[:2], size, *self._args[2:], V)
 
     def curvature(self, V: jax.Array) -> jax.Array:
         """V G V^T for the rows of V (k, P), as a sum of squares: it cannot be indefinite."""
-        chunking = self.operator.chunking(self._bytes(V.shape[0]))
+        chunking = self.operator.chunking(self.operator.product_bytes(V.shape[0]))
         total = jnp.zeros((V.shape[0],) * 2, V.dtype)
         return self.operator.fold(_add_curvature, total, chunking, V)
 
-    def _bytes(self, columns: int) -> int:
-        return self.operator.cost.activation_bytes * (1 + 2 * columns)
-
     def pull(self, L: jax.Array, direction: jax.Array) -> jax.Array:
         """J(C)^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
-        chunking = self.operator.chunking(self._bytes(L.shape[1]))
+        chunking = self.operator.chunking(self.operator.product_bytes(L.shape[1]))
         index = jnp.arange(self.count, dtype=jnp.int32)
         batch = Batch(self.points, index, None, index)
         total = jnp.zeros((L.shape[1], self.space.size), self.space.dtype)

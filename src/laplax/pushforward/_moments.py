@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import Predictive, Pushforward
+from .._machine import CPU_CACHE, on_cpu
 from .._model import Model, traced
 from .._tree import ParamSpace, PyTree, one_of
-from ..curvature._operator import CPU_CACHE
 from ..posterior import Posterior
 from ..structures import Jacobian, Precision, Structure
 from ..taps import TapJacobian, jacobian_bytes
@@ -141,8 +141,7 @@ def chunk_size(
 
 def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
     """Whether XLA's own loops should be avoided."""
-    on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and traced(model, params, one_of(input)).cost.has_convolution
+    return on_cpu() and traced(model, params, one_of(input)).cost.has_convolution
 
 
 def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:

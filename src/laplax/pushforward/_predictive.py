@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from .._data import _to_array
 from .._enums import Pushforward
+from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size
 from .._model import Model, check_signature
 from .._tree import PyTree, is_concrete, pytree, static
-from ..curvature._operator import CPU_CACHE, MEMORY_BUDGET, even_size
 from ..posterior import Posterior, PosteriorFn
 from ._fields import Recipe, make_fields, make_recipe
 from ._moments import (

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._linalg import turn
+from .._machine import even_size, on_cpu
 from .._tree import pytree, static
 
 Map = Callable[[jax.Array], jax.Array]
@@ -78,21 +80,38 @@ class RowCoordinates(Coordinates):
 
 
 @pytree
-class OuterCoordinates(Coordinates):
-    """a (x) g: J diag(d) J^T = G diag(w) G^T with w_o = sum_i a_i^2 d_io."""
+class FactorCoordinates(Coordinates):
+    """Inputs a of a weight and gradients g of its outputs, at one position or at several."""
 
-    a: jax.Array  # (n, B, I)
-    g: jax.Array  # (n, C, B, O), or (1, C, B, O) if shared
+    a: jax.Array  # (n, B, [T,] I)
+    g: jax.Array  # (n, C, B, [T,] O), or (1, C, B, [T,] O) if shared
     to_matrix: Map | None = static(default=None)  # (size,) -> (B, I, O), if d has another order
     shared: bool = static(default=False)
 
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """(B, I, O)."""
+        return self.a.shape[1], self.a.shape[-1], self.g.shape[-1]
+
     def _matrix(self, d: jax.Array) -> jax.Array:
         """(size,) to (B, I, O)."""
-        shape = (self.a.shape[1], self.a.shape[2], self.g.shape[3])
-        return d.reshape(shape) if self.to_matrix is None else self.to_matrix(d)
+        return d.reshape(self.matrix_shape) if self.to_matrix is None else self.to_matrix(d)
+
+    def _factors(self) -> tuple[jax.Array, ...]:
+        """What every example has of its own."""
+        return (self.a,) if self.shared else (self.a, self.g)
+
+    def _both(self, factors: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        """a and g of one example."""
+        return factors[0], self.g[0] if self.shared else factors[1]
+
+
+@pytree
+class OuterCoordinates(FactorCoordinates):
+    """a (x) g: J diag(d) J^T = G diag(w) G^T with w_o = sum_i a_i^2 d_io."""
 
     def _weights(self, d: jax.Array) -> jax.Array:
-        return jnp.einsum("nbi,bio->nbo", jnp.square(self.a), self._matrix(d))
+        return turn(jnp.square(self.a)[:, :, None], self._matrix(d))[:, :, 0]
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Two GEMMs."""
@@ -121,15 +140,15 @@ class OuterCoordinates(Coordinates):
         """A few examples' rows at a time."""
         rows_of_basis = jax.vmap(self._matrix, in_axes=1)(basis).reshape(basis.shape[1], -1)
 
-        def one(of_example: tuple[jax.Array, ...]) -> jax.Array:
-            a, z, *own = of_example
-            g = own[0] if own else self.g[0]
-            rows = jnp.einsum("bi,cbo->cbio", a, g).reshape(z.shape[0], -1) - z @ rows_of_basis
-            return rows @ rows.T
+        def one(of_example: tuple[tuple[jax.Array, ...], jax.Array]) -> jax.Array:
+            factors, z = of_example
+            rows = jnp.einsum("bi,cbo->cbio", *self._both(factors)).reshape(z.shape[0], -1)
+            rest = rows - z @ rows_of_basis
+            return rest @ rest.T
 
-        examples = (self.a, inner) if self.shared else (self.a, inner, self.g)
+        examples = (self._factors(), inner)
         size = max(1, ROWS_AT_ONCE // (inner.shape[1] * basis.shape[0]))
-        return jax.lax.map(one, examples, batch_size=min(size, self.a.shape[0]))
+        return jax.lax.map(one, examples, batch_size=even_size(self.a.shape[0], size))
 
     def join(self, others: "Sequence[OuterCoordinates]") -> "OuterCoordinates":
         """More examples; a shared g stays one."""
@@ -139,34 +158,22 @@ class OuterCoordinates(Coordinates):
 
 
 @pytree
-class PositionCoordinates(Coordinates):
+class PositionCoordinates(FactorCoordinates):
     """sum_t a_t (x) g_t, of a weight that an example uses at several positions.
 
     A product with it forms rows one example at a time, which a CPU's cache holds: three times as
     fast as the rows of all, which are C times the weights for every example.
     """
 
-    a: jax.Array  # (n, B, T, I)
-    g: jax.Array  # (n, C, B, T, O), or (1, C, B, T, O) if shared
-    to_matrix: Map | None = static(default=None)  # (size,) -> (B, I, O), if d has another order
-    shared: bool = static(default=False)
-
-    def _shape(self) -> tuple[int, int, int]:
-        return self.a.shape[1], self.a.shape[3], self.g.shape[4]
-
-    def _matrix(self, d: jax.Array) -> jax.Array:
-        return d.reshape(self._shape()) if self.to_matrix is None else self.to_matrix(d)
-
     def _each(self, fn: Callable[..., jax.Array], *more: jax.Array) -> jax.Array:
         """fn of every example's rows (B, I, C, O), as a product makes them, and of its `more`."""
 
         def one(of_example: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]) -> jax.Array:
-            (a, *own), more = of_example
-            return fn(jnp.einsum("bti,cbto->bico", a, own[0] if own else self.g[0]), *more)
+            factors, more = of_example
+            return fn(jnp.einsum("bti,cbto->bico", *self._both(factors)), *more)
 
-        factors = (self.a,) if self.shared else (self.a, self.g)
-        on_cpu = jax.default_backend() == "cpu"
-        return jax.lax.map(one, (factors, more)) if on_cpu else jax.vmap(one)((factors, more))
+        examples = (self._factors(), more)
+        return jax.lax.map(one, examples) if on_cpu() else jax.vmap(one)(examples)
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d."""
@@ -214,7 +221,7 @@ class PositionCoordinates(Coordinates):
         rows = self.summed()
         if self.to_matrix is None:
             return RowCoordinates(rows.reshape(*rows.shape[:2], -1))
-        flat = jax.ShapeDtypeStruct((math.prod(self._shape()),), rows.dtype)
+        flat = jax.ShapeDtypeStruct((math.prod(self.matrix_shape),), rows.dtype)
         back = jax.linear_transpose(self.to_matrix, flat)  # it only rearranges
         return RowCoordinates(jax.vmap(jax.vmap(lambda x: back(x)[0]))(rows))
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from .._linalg import turn
 from .._tree import pytree, static
 from ._coordinates import (
     Coordinates,
@@ -51,8 +52,8 @@ class Outer:
             summed = PositionCoordinates(self.a, self.g, shared=self.shared).summed()
             product = jnp.einsum("bij,ncbip,bpo->ncbjo", left, summed, right)
             return RowCoordinates(product.reshape(*product.shape[:2], -1))
-        a = jnp.einsum("nbti,bij->nbtj", self.a, left)
-        g = jnp.einsum("ncbto,bop->ncbtp", self.g, right)
+        a = turn(self.a, left)
+        g = turn(self.g, right)
         return dataclasses.replace(self, a=a, g=g).coordinates()
 
     def coordinates(self, to_matrix: Map | None = None) -> Coordinates:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch
+from .._machine import on_cpu
 from .._model import Model
 from .._tree import ParamSpace, PyTree
 from ..curvature._kinds import OuterProductCurvature
@@ -134,7 +135,7 @@ def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
             left, right = (s[:, 0, 0] for s in squares)
             return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))[None]
         return jnp.einsum("nbti,nbto->bio", *squares)
-    if jax.default_backend() != "cpu":
+    if not on_cpu():
         return jnp.sum(jnp.square(jnp.einsum("nbti,nkbto->nbiko", a, g)), axis=(0, 3))
 
     def add(total: jax.Array, factors: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
