@@ -134,7 +134,9 @@ class OuterCoordinates(FactorCoordinates):
         if self.shared:
             weighed = jnp.einsum("cbo,bior->bicr", self.g[0], columns)
             return jnp.einsum("nbi,bicr->ncr", self.a, weighed)
-        return jnp.einsum("ncbo,nbor->ncr", self.g, jnp.einsum("nbi,bior->nbor", self.a, columns))
+        flat = columns.reshape(*columns.shape[:2], -1)  # (B, I, O R)
+        weighed = turn(self.a[:, :, None], flat).reshape(-1, *columns.shape[:1], *columns.shape[2:])
+        return jnp.einsum("ncbo,nbor->ncr", self.g, weighed)
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """A few examples' rows at a time."""
@@ -142,8 +144,9 @@ class OuterCoordinates(FactorCoordinates):
 
         def one(of_example: tuple[tuple[jax.Array, ...], jax.Array]) -> jax.Array:
             factors, z = of_example
-            rows = jnp.einsum("bi,cbo->cbio", *self._both(factors)).reshape(z.shape[0], -1)
-            rest = rows - z @ rows_of_basis
+            a, g = self._both(factors)
+            rows = a[:, :, None] * g[:, :, None]  # (C, B, I, O); an einsum would turn it twice
+            rest = rows.reshape(z.shape[0], -1) - z @ rows_of_basis
             return rest @ rest.T
 
         examples = (self._factors(), inner)
