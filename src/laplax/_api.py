@@ -206,12 +206,16 @@ def _build(cls: Any, options: dict[str, Any]) -> Any:
 
 
 def _check_required(cls: Any, given: dict[str, Any]) -> None:
-    for field in dataclasses.fields(cls):
-        if field.default is dataclasses.MISSING and field.name not in given:
-            example = "jax.random.key(0)" if field.name == "key" else "..."
-            raise ValueError(
-                f"{cls.__name__} needs {field.name!r}: pass {field.name}={example} to laplace"
-            )
+    for name in _required(cls):
+        if name not in given:
+            example = "jax.random.key(0)" if name == "key" else "..."
+            raise ValueError(f"{cls.__name__} needs {name!r}: pass {name}={example} to laplace")
+
+
+@functools.cache
+def _required(cls: Any) -> tuple[str, ...]:
+    fields = dataclasses.fields(cls)
+    return tuple(field.name for field in fields if field.default is dataclasses.MISSING)
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -198,15 +198,19 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
             "a batch must be (input, target), (input, target, weight) or a dict with those keys; "
             f"got {type(raw).__name__}{length}"
         )
-    arrays = {
-        field: jax.tree.map(functools.partial(_to_array, field), part)
-        for field, part in zip(FIELDS, parts, strict=True)
-    }
-    if not jax.tree_util.all_leaves([arrays["weight"]]) and arrays["weight"] is not None:
+    arrays = [_to_arrays(field, part) for field, part in zip(FIELDS, parts, strict=True)]
+    input, target, weight = arrays
+    if weight is not None and not _is_array(weight):
         raise TypeError(f"data's weight must be one array; got {type(parts[2]).__name__}")
     size = _common_length(arrays)
     index = np.arange(start, start + size, dtype=np.int32)  # on the device when it is needed
-    return Batch(arrays["input"], arrays["target"], arrays["weight"], index)
+    return Batch(input, target, weight, index)
+
+
+def _to_arrays(field: str, part: PyTree) -> PyTree:
+    if isinstance(part, jax.Array):  # the most frequent case, by far faster
+        return _to_array(field, part)
+    return jax.tree.map(functools.partial(_to_array, field), part)
 
 
 def _is_array(item: Any) -> bool:
@@ -223,7 +227,7 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
     return array if isinstance(array, jax.Array) else jnp.asarray(array)
 
 
-def _common_length(arrays: dict[str, PyTree]) -> int:
+def _common_length(arrays: list[PyTree]) -> int:
     leaves = jax.tree.leaves(arrays)
     if not leaves or any(leaf.ndim == 0 for leaf in leaves):
         raise ValueError(
@@ -232,7 +236,7 @@ def _common_length(arrays: dict[str, PyTree]) -> int:
         )
     lengths = {leaf.shape[0] for leaf in leaves}
     if len(lengths) > 1:
-        each = zip(leaf_names(arrays), leaves, strict=True)
+        each = zip(leaf_names(dict(zip(FIELDS, arrays, strict=True))), leaves, strict=True)
         sizes = ", ".join(f"{name}: {leaf.shape[0]}" for name, leaf in each)
         raise ValueError(f"input and target must have the same number of examples; got {sizes}")
     if lengths == {0}:

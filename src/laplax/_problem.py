@@ -49,7 +49,6 @@ def make_problem(
     first = checked.peek() if isinstance(checked, Loader) else checked
     known = traced(model, params, first.example()[0])
     output = known.output
-    _check_shapes(likelihood, output, first)
 
     def validate(batch: Batch) -> None:
         _check_shapes(likelihood, output, batch)
@@ -58,6 +57,7 @@ def make_problem(
             likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
 
     if isinstance(checked, Loader):
+        _check_shapes(likelihood, output, first)  # now; values, as the batches come
         checked.validate = validate
     else:
         validate(checked)

@@ -109,6 +109,14 @@ class ParamSpace:
         masks = [True] * len(leaves) if masks is None else masks
         return _space(treedef, kinds, tuple([Elements.chosen(mask) for mask in masks]))
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """A space is looked up several times in every fit."""
+        return hash((self.treedef, self.shapes, self.dtypes, self.selected, self.elements))
+
     @functools.cached_property
     def slices(self) -> dict[int, tuple[int, int]]:
         """Where each selected leaf lies in the flat vector: its number to (start, size)."""
