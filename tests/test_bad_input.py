@@ -366,6 +366,13 @@ def test_a_hyperparameter_must_be_a_positive_number(posterior_fn, name, value):
         posterior_fn({"prior_prec": 1.0} | {name: value})
 
 
+def test_a_prior_beyond_the_precision_of_the_parameters_is_refused():
+    params, data = jnp.ones(2, jnp.float32), (jnp.ones((3, 2), jnp.float32), jnp.ones(3))
+    posterior_fn, _ = laplace(lambda input, params: input @ params, params, data, loss_fn="mse")
+    with pytest.raises(ValueError, match="prior_prec must be positive and finite; got 1e"):
+        posterior_fn({"prior_prec": 1e60})
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
 def test_a_prior_per_leaf_must_be_positive_everywhere(posterior_fn, value):
     with pytest.raises(ValueError, match="prior_prec must be positive and finite everywhere"):

@@ -38,12 +38,14 @@ SPECTRA = {
 }
 
 
-@pytest.fixture(params=["one array", "rows"])
+@pytest.fixture(params=["one array", "rows", "leaves"])
 def lanczos_basis(request, monkeypatch):
-    """Both ways to keep the basis; the second is for large networks. P is 2.5 chunks of it."""
-    if request.param == "rows":
+    """All ways to keep the basis; rows are for large networks. P is 2.5 chunks of them."""
+    if request.param != "one array":
         monkeypatch.setattr(_lanczos, "LARGE_BASIS", 0)
         monkeypatch.setattr(_rows, "CHUNK", 16)
+    if request.param == "leaves":
+        monkeypatch.setattr(_rows, "LARGE_LEAF", 0)
     return request.param
 
 
@@ -102,7 +104,7 @@ def test_lanczos_agrees_with_an_independent_implementation():
 
 
 def mlp_curvature(**given):
-    """Five leaves and cross-entropy; the eigenvalues of the exact matrix, and Lanczos' estimate."""
+    """The exact matrix of a network with several leaves, and what Lanczos finds of it."""
     data = (cases.random(7, 2, seed=4), cases.TARGETS["cross_entropy"])
     data = given.pop("data", lambda batch: batch)(data)
     params = given.pop("params", cases.mlp())
@@ -125,8 +127,9 @@ def mlp_curvature(**given):
         {"batch_size": 3},
         {"num_total_samples": 70},
         {"curvature": "fisher_empirical"},
+        {"curvature": laplax.Hessian(indefinite="clip")},
     ],
-    ids=["all", "last layer", "entries", "loader", "batches", "scaled", "fisher"],
+    ids=["all", "last layer", "entries", "loader", "batches", "scaled", "fisher", "hessian"],
 )
 def test_lanczos_is_exact_for_leaves_parts_of_them_and_every_kind_of_data(given):
     exact, found = mlp_curvature(**given)
@@ -143,6 +146,34 @@ def test_lanczos_of_mixed_precision_accumulates_in_the_wider_one():
         exact, found = mlp_curvature(params=jax.tree.unflatten(treedef, mixed))
     assert found.dtype == jnp.float64
     np.testing.assert_allclose(found, exact, atol=1e-5 * float(jnp.abs(exact).max()))
+
+
+def total_curvature(scale):
+    params = jax.tree.map(lambda x: scale * x, cases.mlp())
+    data = (cases.random(7, 2, seed=4), cases.TARGETS["cross_entropy"])
+    options = {"loss_fn": "cross_entropy", "curv_type": "lanczos", "rank": 4}
+    return laplax.laplace(cases.mlp_fn, params, data, **options)[1].structure.eigenvalues.sum()
+
+
+@pytest.mark.usefixtures("lanczos_basis")
+def test_lanczos_is_transformed_with_what_it_depends_on():
+    expected = jnp.stack([total_curvature(s) for s in (0.5, 1.0)])
+    mapped = jax.vmap(total_curvature)(jnp.asarray([0.5, 1.0]))
+    np.testing.assert_allclose(mapped, expected, rtol=1e-10)
+    np.testing.assert_allclose(jax.jit(total_curvature)(1.0), expected[1], rtol=1e-10)
+    slope = jax.jvp(total_curvature, (1.0,), (1.0,))[1]
+    numeric = (total_curvature(1 + 1e-5) - total_curvature(1 - 1e-5)) / 2e-5
+    np.testing.assert_allclose(slope, numeric, rtol=1e-6)
+
+
+@pytest.mark.usefixtures("lanczos_basis")
+def test_lanczos_says_that_a_curvature_is_not_finite():
+    def overflows(input, params):
+        return jnp.exp(1000 * input @ params)
+
+    data = (jnp.ones((3, P)), jnp.ones(3))
+    with pytest.raises(ValueError, match="the curvature is not finite"):
+        laplax.laplace(overflows, jnp.ones(P), data, loss_fn="mse", curv_type="lanczos", rank=3)
 
 
 @pytest.mark.parametrize("rank", [3, 1000])

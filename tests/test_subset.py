@@ -1,6 +1,7 @@
 """Part of the network random, the rest at the MAP: every structure, every way to name it."""
 
 import functools
+import pickle
 import re
 
 import jax
@@ -24,6 +25,15 @@ def model_fn(input, params):
 def head_fn(input, params):
     """The same network with its first layer closed over: what a subset must equal."""
     return cases.mlp_fn(input, [PARAMS["Dense_0"], params])
+
+
+def test_a_space_that_was_stored_is_found_again():
+    """A hash of bytes or of a treedef holds in one process only."""
+    space = ParamSpace.of(PARAMS)
+    assert hash(space) == hash(ParamSpace.of(PARAMS))
+    again = pickle.loads(pickle.dumps(space))
+    assert "_hash" not in vars(again)
+    assert {space: 1}[again] == 1
 
 
 def fit(name="full", subset="last_layer", fn=model_fn, params=PARAMS):

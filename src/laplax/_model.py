@@ -5,13 +5,16 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from . import _core as core
 from ._tree import PyTree, by_shapes
+
+if TYPE_CHECKING:
+    from .taps import Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +101,17 @@ class Traced:
         return _model_cost(self.model, self.params, self.example)
 
     @functools.cached_property
-    def program(self) -> Any:
+    def program(self) -> "Program":
         """The model with taps."""
         from .taps import trace_taps
 
         return trace_taps(self.model, self.params, self.example)
 
 
-traced = by_shapes(Traced)
+@by_shapes
+def traced(model: Model, params: PyTree, example: PyTree) -> Traced:
+    """One object for equal shapes."""
+    return Traced(model, params, example)
 
 
 def _output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:

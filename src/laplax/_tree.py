@@ -109,6 +109,10 @@ class ParamSpace:
         masks = [True] * len(leaves) if masks is None else masks
         return _space(treedef, kinds, tuple([Elements.chosen(mask) for mask in masks]))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: a hash holds in one process only."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def __hash__(self) -> int:
         return self._hash
 
@@ -140,9 +144,9 @@ class ParamSpace:
         return dataclasses.replace(self, elements=(None,) * len(self.elements))
 
     @functools.cached_property
-    def is_whole(self) -> bool:
+    def is_all_leaves(self) -> bool:
         """Whether the flat vector is nothing but all leaves, one after the other."""
-        whole = all(self.selected) and not any(self.elements)
+        whole = all(self.selected) and all(part is None for part in self.elements)
         return whole and all(dtype == self.dtype for dtype in self.dtypes)
 
     def parts(self) -> dict[int, str]:

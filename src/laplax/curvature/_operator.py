@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from .._model import Model, ModelCost, Traced
 from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
+
+if TYPE_CHECKING:
+    from ..taps import Program
 
 Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
 
@@ -46,6 +49,7 @@ class LocalCurvature:
 
     def _on_trees(self, product: Callable[[PyTree], PyTree], V: Vectors) -> Vectors:
         if isinstance(V, list):  # no copies to a flat vector and from it
+            assert self.space.is_all_leaves
             return jax.tree.leaves(product(jax.tree.unflatten(self.space.treedef, V)))
         return self.space.flatten(product(self.space.unflatten(V)), batch_ndim=1)
 
@@ -107,7 +111,7 @@ class CurvatureOperator:
         return self.traced.cost
 
     @property
-    def program(self) -> Any:
+    def program(self) -> "Program":
         """The model with taps."""
         return self.traced.program
 
@@ -174,7 +178,7 @@ class CurvatureOperator:
     def mm(self, V: Vectors) -> Any:
         """G V for the rows of V, shape (k, P): one pass over the data.
 
-        Where all parameters vary, V may be their leaves, (k, *shape) each, in a list.
+        Where `space.is_all_leaves`, V may be a list of leaves, (k, *shape) each.
         """
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):
@@ -214,7 +218,12 @@ class CurvatureOperator:
         """Sums over the data times the scale."""
         if self.num_total_samples is None:
             return total
-        return jax.tree.map(lambda x: x * self.scale_as(x.dtype), total)
+        return _times(total, self.scale)
+
+
+@jax.jit
+def _times(total: PyTree, scale: float | jax.Array) -> PyTree:
+    return jax.tree.map(lambda x: x * jnp.asarray(scale, x.dtype), total)
 
 
 @by_shapes

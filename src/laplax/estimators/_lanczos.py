@@ -17,7 +17,7 @@ from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
 from ._rows import combine_rows, tridiagonalise_rows
 
-LARGE_BASIS = 2**27  # bytes; beyond them rows are kept one by one
+LARGE_BASIS = 2**28  # bytes; beyond them rows are kept one by one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,8 +58,9 @@ class Lanczos(Estimator):
 
 
 def _run(operator: CurvatureOperator, start: jax.Array, steps: int) -> tuple[Any, Any, Any]:
-    """What makes pairs from weights in the basis; diagonal and off-diagonal."""
-    if is_concrete(start) and steps * start.nbytes > LARGE_BASIS:
+    """What makes pairs of (weights in the basis, values, kept); diagonal and off-diagonal."""
+    known = is_concrete(start, operator.local, operator.data)
+    if known and steps * start.nbytes > LARGE_BASIS:
         rows, alpha, beta = tridiagonalise_rows(operator, start, steps)
         return functools.partial(combine_rows, rows), alpha, beta
     state = tridiagonalise(operator.mm, start, steps, start, operator.progress)
@@ -96,7 +97,9 @@ def tridiagonalise(
     """
     state, row = _begin(start, steps)
     for k in progress_bar(range(steps), steps, "lanczos", progress):
-        state, row = _step(state, row, mm(row), k, spare)
+        product = mm(row)
+        step = _step_in_place if is_concrete(product) else _step
+        state, row = step(state, row, product, k, spare)
     return state
 
 
@@ -110,7 +113,7 @@ def _begin(start: jax.Array, steps: int) -> tuple[State, jax.Array]:
     return state, (start / jnp.linalg.norm(start))[None]
 
 
-@functools.partial(jax.jit, donate_argnums=(0, 2))
+@jax.jit
 def _step(
     state: State, row: jax.Array, product: jax.Array, k: int | jax.Array, spare: jax.Array
 ) -> tuple[State, jax.Array]:
@@ -128,6 +131,9 @@ def _step(
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
     w = jax.lax.cond(broken, lambda: project_out(basis, jnp.roll(spare, k + 1)), lambda: w)
     return (basis, alpha, beta), (w / jnp.linalg.norm(w))[None]
+
+
+_step_in_place = jax.jit(_step, donate_argnums=(0, 2))  # a batch has no place in what is not one
 
 
 def project_out(basis: jax.Array, w: jax.Array) -> jax.Array:
@@ -155,6 +161,9 @@ def _ritz(alpha: Any, beta: Any, rank: int) -> tuple[Any, Any, Any]:
     """
     xp, decompose = (np, np.linalg.eigh) if is_concrete(alpha, beta) else (jnp, eigh)
     alpha, beta = xp.asarray(alpha), xp.asarray(beta)
+    if xp is np and not np.isfinite([alpha, beta]).all():  # LAPACK would not say why
+        nothing = np.full((alpha.size, rank), np.nan, alpha.dtype)
+        return nothing[0], nothing, nothing[0]
     off = xp.diag(beta[:-1], 1)
     values, vectors = decompose(xp.diag(alpha) + off + off.T)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]

@@ -2,8 +2,8 @@
 
 Memory that is touched for the first time costs as much as several readings of it, so hardly
 anything of a vector's size is made but the basis: each of its rows is a list of arrays of its own,
-the parameters' leaves where these vary as a whole, and no row is read before it exists. Python
-decides between steps, which takes no time beside them.
+the parameters' leaves where these are large, and no row is read before it exists. Python decides
+between steps, which takes no time beside them.
 """
 
 import functools
@@ -20,7 +20,9 @@ from ..curvature import CurvatureOperator
 GROUP = 4  # rows that share a reading of the vector; one program for every number up to it
 CHUNK = 2**16  # entries of all rows that are combined at once
 
-Row = list[jax.Array]  # (1, *shape) each
+LARGE_LEAF = 2**20  # entries; every leaf of a row is a kernel to compile in every program
+
+Row = list[jax.Array]  # (1, *shape) each, or one (1, P)
 
 
 def tridiagonalise_rows(
@@ -30,17 +32,20 @@ def tridiagonalise_rows(
     rows: list[Row] = []
     alpha, beta = np.zeros((2, steps), start.dtype)
     tiny = 10 * jnp.finfo(start.dtype).eps
-    w = _as_row(start, operator.space)
+    space = operator.space
+    leaves = space.is_all_leaves and space.size >= LARGE_LEAF * len(space.shapes)
+    w = _as_row(start, space, leaves)
     row = _unit(w, _norm(w))
     for k in progress_bar(range(steps), steps, "lanczos", operator.progress):
         rows.append(row)
-        last = max(k - 1, 0)  # beta of a row before the first is zero
-        w, alpha[k] = _recur(_product(operator, row), row, rows[last], beta[last])
+        last = max(k - 1, 0)  # for the first row itself, whose beta is still zero
+        product = operator.mm(row) if leaves else [operator.mm(row[0])]
+        w, alpha[k] = _recur(product, row, rows[last], beta[last])
         w, norm = _project_out(rows, w)
         if norm > tiny * max(abs(alpha).max(), beta.max()):
             beta[k] = norm
-        else:
-            w, norm = _project_out(rows, _as_row(jnp.roll(start, k + 1), operator.space))
+        elif k < steps - 1:
+            w, norm = _project_out(rows, _as_row(jnp.roll(start, k + 1), space, leaves))
         row = _unit(w, norm)
     return rows, alpha, beta
 
@@ -57,14 +62,10 @@ def combine_rows(
     return out, jnp.where(kept, values, 0)
 
 
-def _product(operator: CurvatureOperator, row: Row) -> Row:
-    return operator.mm(row) if operator.space.is_whole else [operator.mm(row[0])]
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _as_row(flat: jax.Array, space: ParamSpace) -> Row:
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _as_row(flat: jax.Array, space: ParamSpace, leaves: bool) -> Row:
     row = flat[None]
-    return jax.tree.leaves(space.unflatten(row)) if space.is_whole else [row]
+    return jax.tree.leaves(space.unflatten(row)) if leaves else [row]
 
 
 def _project_out(rows: list[Row], w: Row) -> tuple[Row, Any]:

@@ -135,7 +135,8 @@ class OuterCoordinates(FactorCoordinates):
             weighed = jnp.einsum("cbo,bior->bicr", self.g[0], columns)
             return jnp.einsum("nbi,bicr->ncr", self.a, weighed)
         flat = columns.reshape(*columns.shape[:2], -1)  # (B, I, O R)
-        weighed = turn(self.a[:, :, None], flat).reshape(-1, *columns.shape[:1], *columns.shape[2:])
+        shape = (len(self.a), columns.shape[0], *columns.shape[2:])
+        weighed = turn(self.a[:, :, None], flat).reshape(shape)
         return jnp.einsum("ncbo,nbor->ncr", self.g, weighed)
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ class TapJacobian(Jacobian):
 
     def __init__(self, model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> None:
         self.model, self.params, self.space, self.input = model, params, space, input
-        self.program: Program = traced(model, params, one_of(input)).program
+        self.program = traced(model, params, one_of(input)).program
         self.groups = tuple((where,) for where in space.slices.values())
         self.shape = jax.tree.leaves(input)[0].shape[0], self.program.output_size
 
