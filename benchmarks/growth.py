@@ -278,7 +278,7 @@ def draw(found, path):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 6), layout="constrained")
-    axes = figure.subplots(2, len(AXES), sharex="col")
+    axes = figure.subplots(2, len(AXES), sharex="col", sharey="row")
     colors = dict(zip(FITS, ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"), strict=True))
     for column, axis in enumerate(AXES):
         for name in AXES[axis][2]:
@@ -293,10 +293,17 @@ def draw(found, path):
                     markersize=4,
                 )
         axes[1, column].set_xlabel(axis)
+        sizes = AXES[axis][0]
+        if sizes[-1] < 100 * sizes[0]:  # powers of ten would be too few
+            axes[1, column].set_xticks(sizes, map(str, sizes))
+            axes[1, column].set_xticks([], minor=True)
         for ax in axes[:, column]:
             ax.grid(alpha=0.3)
     axes[0, 0].set_ylabel("warm fit in s")
     axes[1, 0].set_ylabel("peak memory in MB")
+    megabytes = (250, 500, 1000, 2000, 4000, 8000)
+    axes[1, 0].set_yticks(megabytes, [f"{m:,}" for m in megabytes])
+    axes[1, 0].set_yticks([], minor=True)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=5)
     figure.savefig(path, dpi=110)
 
