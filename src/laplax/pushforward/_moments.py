@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import Predictive, Pushforward
-from .._machine import CPU_CACHE, on_cpu
+from .._machine import CPU_CACHE, even_size, on_cpu
 from .._model import Model, traced
 from .._tree import ParamSpace, PyTree, one_of
 from ..posterior import Posterior
@@ -145,12 +145,11 @@ def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
 
 
 def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:
-    """All, where a cache nearly holds them: no loop; else a pair. Convolutions get no faster."""
+    """As many as share a cache and leave room in it. Convolutions get no faster together."""
     cost = traced(model, params, one_of(input)).cost
     held = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
-    if cost.has_convolution or 2 * held > CPU_CACHE:
-        return None
-    return most if most * held <= 2 * CPU_CACHE else min(2, most)
+    together = 0 if cost.has_convolution else even_size(most, 3 * CPU_CACHE // 8 // held)
+    return together if together > 1 else None
 
 
 def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:
