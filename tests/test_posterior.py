@@ -204,3 +204,28 @@ def test_a_fit_can_itself_be_jitted_and_vmapped():
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
     expected = jnp.stack([spread(member) for member in members])
     np.testing.assert_allclose(jax.vmap(spread)(stacked), expected, rtol=1e-12)
+
+
+def aligned(size):
+    """A NumPy array whose memory JAX can share."""
+    whole = np.empty(size + 8)
+    start = -whole.ctypes.data // whole.itemsize % 8
+    return whole[start : start + size]
+
+
+def test_what_becomes_of_numpy_arrays_afterwards_does_not_matter():
+    params, prior_prec = aligned(4096), aligned(4096)
+    params[:], prior_prec[:] = np.linspace(-1.0, 1.0, 4096), 2.0
+    posterior_fn, _ = laplax.laplace(
+        lambda input, params: input * params.sum(),
+        params,
+        (X[:, 0], X[:, 1]),
+        loss_fn="mse",
+        curv_type="diagonal",
+    )
+    posterior = posterior_fn({"prior_prec": prior_prec})
+    mean, variance = posterior.mean.copy(), posterior.variance().copy()
+    params[:] = 7.0
+    prior_prec[:] = 7.0
+    np.testing.assert_array_equal(posterior.mean, mean)
+    np.testing.assert_array_equal(posterior.variance(), variance)

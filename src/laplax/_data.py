@@ -303,37 +303,54 @@ class Zeros:
         return jax.tree.unflatten(self.treedef, [zeros(s, self.dtype) for s in self.shapes])
 
 
-def fold(step: Step, carry: PyTree, data: Data, chunking: Chunking, *args: PyTree) -> PyTree:
-    """carry <- step(carry, batch, *args) over all of the data, in chunks.
+def fold(
+    step: Step,
+    carry: PyTree,
+    data: Data,
+    chunking: Chunking,
+    *args: PyTree,
+    then: Callable[[PyTree], PyTree] | None = None,
+) -> PyTree:
+    """carry <- step(carry, batch, *args) over all of the data, in chunks; `then(carry)` at the end.
 
-    `step` must be a module-level function: it is the key under which compiled code is found
-    again. In-memory data is scanned inside one compiled call; a loader drives the same call.
+    `step` and `then` must be module-level functions: they are the key under which compiled code is
+    found again. In-memory data is scanned inside one compiled call; a loader drives the same call.
     `carry` may be `Zeros`.
     """
     if isinstance(data, Loader):
         carry = _on_host(carry)  # one program for the first batch and the others
         for batch in data:
             carry = fold(step, carry, batch, chunking, *args)
-        return carry
+        return _finish(then, carry)
     inside = not is_concrete(data)  # a traced program would hold a copy for every step
     if inside or not chunking.host_loop or data.num_examples <= chunking.size:
-        return _fold_scan(step, chunking.size, carry, data, args)
+        return _fold_scan(step, chunking.size, then, carry, data, args)
     carry = _on_host(carry)
     whole = data.num_examples - data.num_examples % chunking.size
     for start in range(0, whole, chunking.size):
         carry = _fold_slice(step, chunking.size, carry, data, start, args)
     if whole < data.num_examples:
         carry = _fold_slice(step, data.num_examples - whole, carry, data, whole, args)
-    return carry
+    return _finish(then, carry)
 
 
 def _on_host(carry: PyTree) -> PyTree:
     return carry.make(np.zeros) if isinstance(carry, Zeros) else carry
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
+def _finish(then: Callable[[PyTree], PyTree] | None, carry: PyTree) -> PyTree:
+    return carry if then is None else then(carry)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _fold_scan(
-    step: Step, size: int, carry: PyTree, batch: Batch, args: tuple[PyTree, ...]
+    step: Step,
+    size: int,
+    then: Callable[[PyTree], PyTree] | None,
+    carry: PyTree,
+    batch: Batch,
+    args: tuple[PyTree, ...],
 ) -> PyTree:
     carry = carry.make(jnp.zeros) if isinstance(carry, Zeros) else carry
     chunks, rest = divmod(batch.num_examples, size)
@@ -345,7 +362,8 @@ def _fold_scan(
         carry, _ = jax.lax.scan(body, carry, jnp.arange(chunks))
     elif chunks == 1:
         carry = step(carry, batch.slice(0, size) if rest else batch, *args)
-    return step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
+    carry = step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
+    return carry if then is None else then(carry)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch, Data, Loader, as_data
 from ._model import Model, Traced, check_signature, traced
-from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names
+from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, owned
 from .likelihoods import Custom, Likelihood, as_likelihood
 
 
@@ -82,7 +81,7 @@ def check_params(params: PyTree) -> PyTree:
                 f"{leaf.dtype}. Close over "
                 "what is not differentiated: model_fn = lambda input, params: f(input, params, n)"
             )
-    arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in leaves]
+    arrays = [owned(x) for x in leaves]  # the posterior's mean, whatever becomes of what was given
     if is_concrete(arrays) and not all_finite(arrays):
         name = leaf_names(params)[[all_finite(x) for x in arrays].index(False)]
         raise ValueError(f"params holds NaN or infinite values in the leaf {name!r}")

@@ -306,19 +306,27 @@ def is_floating(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+def owned(x: Any) -> jax.Array:
+    """A JAX array that keeps its values: made of a NumPy array, it may share memory with it."""
+    return x if isinstance(x, jax.Array) else jax.device_put(np.array(x))
+
+
 def all_finite(tree: PyTree) -> bool:
     """Whether every floating-point number of a pytree is finite.
 
     JAX's arrays do not change: one that was looked at is not looked at again.
     """
-    leaves = [x for x in jax.tree.leaves(tree) if _FINITE.get(id(x)) is not x]
-    leaves = [x for x in leaves if is_floating(x.dtype)]
+    leaves = [
+        x for x in jax.tree.leaves(tree) if _FINITE.get(id(x)) is not x and is_floating(x.dtype)
+    ]
     if all(isinstance(x, np.ndarray) or x.devices() <= _cpus() for x in leaves):
         finite = all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
     else:
         finite = bool(_all_finite(leaves))
     if finite:
-        _FINITE.update({id(x): x for x in leaves if isinstance(x, jax.Array)})
+        for x in leaves:
+            if isinstance(x, jax.Array):
+                _FINITE[id(x)] = x
     return finite
 
 

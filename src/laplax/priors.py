@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._enums import check_names
-from ._tree import ParamSpace, PyTree, is_concrete, leaf_names
+from ._tree import ParamSpace, PyTree, is_concrete, leaf_names, owned
 from .likelihoods import Likelihood
 
 NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")
@@ -108,7 +108,7 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
         ) from None
     names, parts = leaf_names(template), []
     for leaf, shape, path in zip(full, space.shapes, names, strict=True):
-        array = jnp.asarray(leaf).astype(space.dtype)
+        array = owned(leaf).astype(space.dtype)
         if array.shape not in ((), shape):
             raise ValueError(
                 f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "

@@ -210,9 +210,11 @@ class CurvatureOperator:
         chunking = self.chunking(per_row * self.rows_per_example, in_cache=True)
         return self.fold(step, carry, chunking)
 
-    def fold(self, step: Any, carry: Any, chunking: Chunking, *args: PyTree) -> Any:
-        """carry <- step(carry, batch, local, *args) over the data; scaled at the end."""
-        return self.scaled(fold(step, carry, self.data, chunking, self.local, *args))
+    def fold(
+        self, step: Any, carry: Any, chunking: Chunking, *args: PyTree, then: Any = None
+    ) -> Any:
+        """carry <- step(carry, batch, local, *args) over the data, `then(carry)`; scaled."""
+        return self.scaled(fold(step, carry, self.data, chunking, self.local, *args, then=then))
 
     def scaled(self, total: Any) -> Any:
         """Sums over the data times the scale."""

@@ -260,7 +260,7 @@ def _decompose_on_host(pairs: list, scale: Any, count: Any) -> list:
     """The same by SciPy, one after the other: nothing is compiled, and each has all cores."""
     factor = np.asarray(scale) / np.asarray(count)
     parts = [_kronecker_parts(eigh_on_host(a), eigh_on_host(g), factor) for a, g in pairs]
-    return jax.tree.map(jnp.asarray, parts)
+    return jax.device_put(parts)  # `jnp.asarray` would compile a program for every shape
 
 
 def _kronecker_parts(of_inputs: tuple, of_outputs: tuple, factor: Any) -> tuple[Any, Any, Any]:

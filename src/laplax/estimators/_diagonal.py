@@ -33,8 +33,8 @@ class ExactDiagonal(Estimator):
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
             chunking = operator.chunking(cost, in_cache=True)
-            parts = operator.fold(_add_diagonal, zeros, chunking, program)
-            return Diagonal(_joined(parts)), {"coverage": coverage_of(program, operator.space)}
+            diagonal = operator.fold(_add_diagonal, zeros, chunking, program, then=_joined)
+            return Diagonal(diagonal), {"coverage": coverage_of(program, operator.space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
@@ -49,10 +49,11 @@ def _add_diagonal(
     return jax.tree.map(jnp.add, total, diagonal_of_batch(program, local, batch))
 
 
-# A program of its own: XLA's CPU backend would compute the sums of a small leaf inside the loop
-# that concatenates, once per entry of all leaves, at times on pages that do not exist (masked
-# loads): three times slower than the rest of the fit together.
-_joined = jax.jit(jnp.concatenate)
+def _joined(parts: list[jax.Array]) -> jax.Array:
+    # Behind a barrier: XLA's CPU backend would compute the sums of a small leaf inside the loop
+    # that concatenates, once per entry of all leaves, at times on pages that do not exist (masked
+    # loads): three times slower than the rest of the fit together.
+    return jnp.concatenate(jax.lax.optimization_barrier(parts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

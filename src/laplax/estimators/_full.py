@@ -108,7 +108,7 @@ def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
     q, t = np.linalg.qr(wide.T @ vectors[:, ::-1][:, :rank])
     w, s, _ = np.linalg.svd(t)
     basis, values = (q @ w).astype(rows.dtype), np.square(s).astype(rows.dtype)
-    return LowRank(jnp.asarray(basis), jnp.asarray(values), dense_scale=True)
+    return LowRank(jax.device_put(basis), jax.device_put(values), dense_scale=True)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -34,6 +34,10 @@ class Coordinates(abc.ABC):
         """Shape (n, C, C)."""
 
     @abc.abstractmethod
+    def gram(self) -> jax.Array:
+        """J J^T, (n, C, C)."""
+
+    @abc.abstractmethod
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """J M for M of shape (size, R): (n, C, R)."""
 
@@ -62,8 +66,11 @@ class RowCoordinates(Coordinates):
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of d."""
-        half = self.rows * jnp.sqrt(d)
-        return jnp.einsum("ncp,ndp->ncd", half, half)
+        return RowCoordinates(self.rows * jnp.sqrt(d)).gram()
+
+    def gram(self) -> jax.Array:
+        """One GEMM for every example."""
+        return jnp.einsum("ncp,ndp->ncd", self.rows, self.rows)
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """One GEMM."""
@@ -71,8 +78,7 @@ class RowCoordinates(Coordinates):
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """The rows are there already."""
-        rest = self.rows - inner @ basis.T
-        return jnp.einsum("ncp,ndp->ncd", rest, rest)
+        return RowCoordinates(self.rows - inner @ basis.T).gram()
 
     def join(self, others: "Sequence[RowCoordinates]") -> "RowCoordinates":
         """More rows."""
@@ -122,8 +128,15 @@ class OuterCoordinates(FactorCoordinates):
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of w."""
+        return self._weighed(self._weights(d))
+
+    def gram(self) -> jax.Array:
+        """|a|^2 g g^T."""
+        return self._weighed(jnp.sum(jnp.square(self.a), axis=2, keepdims=True))
+
+    def _weighed(self, w: jax.Array) -> jax.Array:
+        """G diag(w) G^T."""
         # At w = 0 the root has no derivative; the double `where` gives it 0.
-        w = self._weights(d)
         root = jnp.where(w > 0, jnp.sqrt(jnp.where(w > 0, w, 1)), 0)
         half = self.g * root[:, None]
         return jnp.einsum("ncbo,ndbo->ncd", half, half)
@@ -194,6 +207,10 @@ class PositionCoordinates(FactorCoordinates):
 
         return self._each(one)
 
+    def gram(self) -> jax.Array:
+        """One example's rows at a time."""
+        return self._each(lambda rows: jnp.einsum("bico,bido->cd", rows, rows))
+
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """One example's rows at a time."""
         columns = self._columns(matrix)
@@ -252,8 +269,11 @@ class SparseCoordinates(Coordinates):
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of d."""
-        half = self.rows * jnp.sqrt(self._own(d))[:, None]
-        return jnp.einsum("ncs,nds->ncd", half, half)
+        return RowCoordinates(self.rows * jnp.sqrt(self._own(d))[:, None]).gram()
+
+    def gram(self) -> jax.Array:
+        """No column comes twice."""
+        return RowCoordinates(self.rows).gram()
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """With the rows of M that an example needs."""

@@ -39,9 +39,9 @@ class Outer:
     shared: bool = static(default=False)
 
     @property
-    def sums_alone(self) -> bool:
-        """Whether J is just g summed over positions: a bias."""
-        return self.a.shape[2] > 1 and self.a.shape[3] == 1
+    def is_thin(self) -> bool:
+        """Whether rows are no longer than g, as those of a bias, and g is not one for all."""
+        return self.a.shape[3] == 1 and (self.a.shape[2] > 1 or not self.shared)
 
     def rotated(self, left: jax.Array, right: jax.Array) -> "Coordinates":
         """J (Q_A (x) Q_B) for Q_A (B, I, I) and Q_B (B, O, O), in the order of (B, I, O)."""
@@ -113,7 +113,7 @@ def diagonal_coordinates(jacobian: Jacobian, group: Group) -> Coordinates:
     if sparse is not None:
         return sparse
     outer = jacobian.outer(group)
-    if outer is None or outer.sums_alone:
+    if outer is None or outer.is_thin:
         return RowCoordinates(jacobian.rows(group))
     return outer.coordinates(outer.to_matrix)
 
@@ -136,7 +136,7 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
         # Cut here, not outside: what a branch takes from outside is kept for it.
         return total([x.rest(take(basis, group), inner) for x, group in parts])
 
-    whole = total([x.covariance(jnp.ones(_length(group), basis.dtype)) for x, group in parts])
+    whole = total([x.gram() for x, _ in parts])
     rest = whole - jnp.einsum("ncr,ndr->ncd", inner, inner)
     outside, length = (jnp.diagonal(x, axis1=1, axis2=2) for x in (rest, whole))
     return inner, jax.lax.cond(jnp.all(outside >= PLENTY * length), lambda: rest, exact)
@@ -151,10 +151,6 @@ def _parts(jacobian: jax.Array | Jacobian) -> list[tuple[Coordinates, Group]]:
     """The parts that J can be read in."""
     J = as_jacobian(jacobian)
     return [(diagonal_coordinates(J, group), group) for group in J.groups]
-
-
-def _length(group: Group) -> int:
-    return sum(size for _, size in group)
 
 
 def total(parts: Sequence[jax.Array]) -> jax.Array:
