@@ -10,7 +10,7 @@ import jax
 from ._enums import check_names
 from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
-from ._tree import ParamSpace, PyTree, all_finite, is_concrete
+from ._tree import PyTree, all_finite, is_concrete
 from .curvature._kinds import Curvature, curvature_class
 from .curvature._operator import CurvatureOperator, LocalCurvature
 from .estimators import ESTIMATORS, Estimator, estimator_class
@@ -108,7 +108,7 @@ def finish(
         structure,
         problem.likelihood,
         operator.space,
-        tuple(leaf.ndim for leaf in jax.tree.leaves(problem.first.example()[0])),
+        problem.traced.input_ndims,
         problem.model.vmap_over_data,
     )
     return posterior_fn, CurvEstimate(structure, diagnostics, operator.space)
@@ -155,8 +155,7 @@ def make_operator(
     """
     _check_counts(**counts)
     measured.check(problem)
-    masks = select(subset, problem.params, problem.traced)
-    space = ParamSpace.of(problem.params, masks)
+    space = select(subset, problem.params, problem.traced)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     given: dict[str, Any] = counts
     return CurvatureOperator(local, problem.data, problem.traced, progress=progress, **given)

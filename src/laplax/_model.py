@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _core as core
-from ._tree import PyTree, by_shapes
+from ._tree import ParamSpace, PyTree, by_shapes
 
 if TYPE_CHECKING:
     from .taps import Program
@@ -83,7 +83,7 @@ class ModelCost:
 class Traced:
     """What the shapes of the parameters and of one input tell about a model.
 
-    Each answer takes a trace of the model, made when it is first asked for.
+    Each answer is made when it is first asked for; most take a trace of the model.
     """
 
     model: Model
@@ -94,6 +94,16 @@ class Traced:
     def output(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype of the output for one example."""
         return _output_struct(self.model, self.params, self.example)
+
+    @functools.cached_property
+    def space(self) -> ParamSpace:
+        """The space in which all parameters vary."""
+        return ParamSpace.of(self.params)
+
+    @functools.cached_property
+    def input_ndims(self) -> tuple[int, ...]:
+        """Axes of one example's input, leaf by leaf."""
+        return tuple(leaf.ndim for leaf in jax.tree.leaves(self.example))
 
     @functools.cached_property
     def cost(self) -> ModelCost:

@@ -69,6 +69,8 @@ def check_params(params: PyTree) -> PyTree:
     if all(getattr(leaf, "size", 1) == 0 for leaf in leaves):
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for i, leaf in enumerate(leaves):
+        if isinstance(leaf, jax.Array) and is_floating(leaf.dtype):
+            continue
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise TypeError(
                 f"params must be a pytree of arrays; the leaf {leaf_names(params)[i]!r} is a "

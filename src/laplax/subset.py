@@ -10,7 +10,7 @@ import numpy as np
 
 from ._enums import near_miss
 from ._model import Traced
-from ._tree import PyTree, leaf_names
+from ._tree import ParamSpace, PyTree, leaf_names
 from .taps import Program
 from .taps._uses import LinearUse
 
@@ -62,16 +62,21 @@ def _largest(scores: PyTree, k: int, what: str) -> PyTree:
     return jax.tree.unflatten(treedef, masks)
 
 
-def select(subset: Subset, params: PyTree, known: Traced) -> Masks:
-    """What varies, leaf by leaf of `params`: a truth value, or a mask of the leaf's shape.
+def select(subset: Subset, params: PyTree, known: Traced) -> ParamSpace:
+    """The space of what varies.
 
     `subset` is None (all), `"last_layer"`, a glob on path names (`"*/Dense_2/*"`), a compiled
     regular expression, a predicate on the path, or a pytree of booleans and boolean arrays that
     matches `params` from the top.
     """
-    selected: Masks
     if subset is None:
-        return (True,) * len(jax.tree.leaves(params))
+        return known.space
+    return ParamSpace.of(params, _masks(subset, params, known))
+
+
+def _masks(subset: Subset, params: PyTree, known: Traced) -> Masks:
+    """What varies, leaf by leaf of `params`: a truth value, or a mask of the leaf's shape."""
+    selected: Masks
     names = leaf_names(params)
     if isinstance(subset, str) and subset == "last_layer":
         chosen = _last_layer(known.program)

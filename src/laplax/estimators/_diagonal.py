@@ -1,12 +1,14 @@
 """The diagonal of the curvature: exact by rows, or Hutchinson's estimate from products."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._data import Batch, Zeros
+from .._tree import ParamSpace
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure
@@ -27,20 +29,24 @@ class ExactDiagonal(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """One pass."""
         if operator.has_rows:
-            program = operator.program
-            space = operator.space
-            zeros = Zeros.of([(n,) for _, n in space.slices.values()], space.dtype)
+            program, space = operator.program, operator.space
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
-            cost = bytes_per_example(program, operator.space.whole, operator.rows_per_example)
+            cost = bytes_per_example(program, space.whole, operator.rows_per_example)
             chunking = operator.chunking(cost, in_cache=True)
-            diagonal = operator.fold(_add_diagonal, zeros, chunking, program, then=_joined)
-            return Diagonal(diagonal), {"coverage": coverage_of(program, operator.space)}
+            given = _add_diagonal, _zeros(space), chunking, program
+            diagonal = operator.fold(*given, then=_joined)
+            return Diagonal(diagonal), {"coverage": coverage_of(program, space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
             for start, eye in identity_blocks(operator.size, 64, operator.space.dtype)
         ]
         return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(space: ParamSpace) -> Zeros:
+    return Zeros.of([(size,) for _, size in space.slices.values()], space.dtype)
 
 
 def _add_diagonal(
