@@ -2,7 +2,7 @@
 
     python benchmarks/compare --quick             # a few rows, under 5 minutes
     python benchmarks/compare                     # all rows, under 60 minutes
-    python benchmarks/compare --guard benchmarks/results/full.json   # fails if a ratio got worse
+    python benchmarks/compare --guard benchmarks/results/full*.json  # fails if a ratio got worse
 
 Every piece of work of every library runs in a process of its own: its peak memory and its first
 call are its own. Peers live in virtual environments that are made at the first run. The floor is
@@ -134,16 +134,19 @@ def main():
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--out", type=pathlib.Path, default=HERE.parent / "results")
     parser.add_argument("--environments", type=pathlib.Path, default=HERE / ".environments")
-    parser.add_argument("--guard", type=pathlib.Path, help="stored JSON to compare ratios with")
+    parser.add_argument(
+        "--guard", type=pathlib.Path, nargs="+", default=[], help="stored runs to compare with"
+    )
     parser.add_argument("--show", type=pathlib.Path, help="table and picture of a stored JSON")
     args = parser.parse_args()
     if args.show:
         stored = json.loads(args.show.read_text())
         report(stored["rows"], stored["about"], args.show.parent, args.show.stem)
         return 0
-    if args.guard and not args.guard.exists():
-        parser.error(f"no such file: {args.guard}")
-    before = json.loads(args.guard.read_text())["rows"] if args.guard else {}
+    missing = [str(path) for path in args.guard if not path.exists()]
+    if missing:
+        parser.error(f"no such file: {', '.join(missing)}")
+    before = [json.loads(path.read_text())["rows"] for path in args.guard]
     wanted = [row for row in specification.ROWS if args.only in row.name]
     wanted = [row for row in wanted if row.quick] if args.quick else wanted
     if not wanted:

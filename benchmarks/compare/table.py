@@ -1,5 +1,7 @@
 """What was measured, as a table of Markdown and as a picture; and how it compares with before."""
 
+import statistics
+
 import rows as specification
 
 TOLERANCE = 2e-2  # float32, and different orders of summation
@@ -100,16 +102,21 @@ def _asked(value, target, *, more):
 
 
 def losses(results, before):
-    """Ratios that are worse than stored ones by more than the margin."""
+    """Ratios that are worse than the median of those of stored runs by more than the margin."""
     words = []
     for row in specification.ROWS:
-        if row.name not in results or row.name not in before:
+        if row.name not in results:
             continue
-        new, old = ratios(row, results[row.name]), ratios(row, before[row.name])
-        for what in new.keys() & old.keys():
-            worse = new[what] / old[what] if what == "floor" else old[what] / new[what]
+        new = ratios(row, results[row.name])
+        stored = [ratios(row, run[row.name]) for run in before if row.name in run]
+        for what, is_now in new.items():
+            seen = [old[what] for old in stored if what in old]
+            if not seen:
+                continue
+            was = statistics.median(seen)
+            worse = is_now / was if what == "floor" else was / is_now
             if worse > MARGIN:
-                words.append(f"{row.name}: {what} was {old[what]:.3g}, is {new[what]:.3g}")
+                words.append(f"{row.name}: {what} was {was:.3g}, is {is_now:.3g}")
     return words
 
 
