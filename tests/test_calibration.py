@@ -313,7 +313,7 @@ def test_a_grid_of_covariances_counts_the_projected_jacobians_of_every_point():
         made = laplax.predictive(
             fit("cross_entropy")[0], cases.mlp_fn, predictive_type=predictive_type
         )
-        data = _objectives.whole_batch(laplax._data.as_data(held_out("cross_entropy")))
+        data = laplax._data.whole_batch(laplax._data.as_data(held_out("cross_entropy")))
         return _objectives.predictive_objective("nll", made, data).bytes_per_point()
 
     parameters = fit("cross_entropy")[0].space.size

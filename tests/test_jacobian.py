@@ -12,6 +12,7 @@ import cases
 import laplax
 import models
 from laplax._model import Model, _equations, traced
+from laplax._tree import one_of
 from laplax.pushforward import jacobian
 from laplax.pushforward._moments import chunk_size
 from laplax.structures import LowRank
@@ -231,9 +232,10 @@ def test_many_classes_need_neither_rows_nor_a_square_per_input(curv_type):
     sizes = [math.prod(v.aval.shape) for eqn in _equations(jaxpr) for v in eqn.outvars]
     assert max(sizes) >= classes**2  # the walk sees inside
     assert live.memory_analysis().temp_size_in_bytes < 12 * 8 * (classes**2 + n * classes)
-    space, input = predictive.posterior.space, x
-    arguments = (predictive.recipe, predictive.posterior.precision, predictive.model)
-    size = chunk_size(*arguments, params, space, input, ["pred_var"], 2**20)
+    known = traced(predictive.model, params, one_of(x))
+    posterior = predictive.posterior
+    arguments = (predictive.recipe, posterior.precision, known, posterior.space)
+    size = chunk_size(*arguments, ["pred_var"], 2**20)
     assert size > 2**20 // (classes**2 * 8)  # inputs are not counted as squares
 
 

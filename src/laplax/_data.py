@@ -1,6 +1,5 @@
 """Data in every form users have it: arrays in memory, or any iterable of batches."""
 
-import dataclasses
 import functools
 import itertools
 import operator
@@ -14,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, pytree, static
+from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, pytree
 
 FIELDS = ("input", "target", "weight")
 
@@ -44,6 +43,10 @@ class Batch:
         if self.weight is None:
             return jnp.ones(self.num_examples, bool)
         return jnp.any(self.weight != 0, axis=tuple(range(1, self.weight.ndim)))
+
+    def peek(self) -> "Batch":
+        """All of it; of a `Loader` it is the first batch."""
+        return self
 
     def slice(self, start: int | jax.Array, size: int) -> "Batch":
         """`size` examples from `start` on."""
@@ -263,116 +266,3 @@ def _name_the_bad(fields: dict[str, PyTree]) -> None:
                 f"data's {name} holds {bad} values that are NaN or infinite; remove or impute them"
                 " (a weight of 0 masks an example, but its values must still be finite)"
             )
-
-
-# -- folding over the data ------------------------------------------------------------------------
-@dataclasses.dataclass(frozen=True)
-class Chunking:
-    """How many examples a step sees, and who drives the loop.
-
-    XLA's CPU backend runs convolutions about ten times slower inside `scan`, so for models with
-    convolutions Python drives (`host_loop`) and every step is a compiled call of its own.
-    """
-
-    size: int
-    host_loop: bool = False
-
-
-Step = Callable[..., PyTree]
-
-
-@pytree
-class Zeros:
-    """Where a sum starts: made inside of the compiled fold, where zeros cost nothing.
-
-    `shapes` is a tree of tuples, kept in two parts so that it can be hashed.
-    """
-
-    treedef: Any = static()
-    shapes: tuple[tuple[int, ...], ...] = static()
-    dtype: Any = static()
-
-    @classmethod
-    def of(cls, shapes: PyTree, dtype: Any) -> "Zeros":
-        """A tree with a tuple for every array."""
-        leaves, treedef = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
-        return cls(treedef, tuple(leaves), np.dtype(dtype))
-
-    def make(self, zeros: Callable[..., Any]) -> PyTree:
-        """By NumPy or JAX."""
-        return jax.tree.unflatten(self.treedef, [zeros(s, self.dtype) for s in self.shapes])
-
-
-def fold(
-    step: Step,
-    carry: PyTree,
-    data: Data,
-    chunking: Chunking,
-    *args: PyTree,
-    then: Callable[[PyTree], PyTree] | None = None,
-) -> PyTree:
-    """carry <- step(carry, batch, *args) over all of the data, in chunks; `then(carry)` at the end.
-
-    `step` and `then` must be module-level functions: they are the key under which compiled code is
-    found again. In-memory data is scanned inside one compiled call; a loader drives the same call.
-    `carry` may be `Zeros`.
-    """
-    if isinstance(data, Loader):
-        carry = _on_host(carry)  # one program for the first batch and the others
-        for batch in data:
-            carry = fold(step, carry, batch, chunking, *args)
-        return _finish(then, carry)
-    inside = not is_concrete(data)  # a traced program would hold a copy for every step
-    if inside or not chunking.host_loop or data.num_examples <= chunking.size:
-        return _fold_scan(step, chunking.size, then, carry, data, args)
-    carry = _on_host(carry)
-    whole = data.num_examples - data.num_examples % chunking.size
-    for start in range(0, whole, chunking.size):
-        carry = _fold_slice(step, chunking.size, carry, data, start, args)
-    if whole < data.num_examples:
-        carry = _fold_slice(step, data.num_examples - whole, carry, data, whole, args)
-    return _finish(then, carry)
-
-
-def _on_host(carry: PyTree) -> PyTree:
-    return carry.make(np.zeros) if isinstance(carry, Zeros) else carry
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _finish(then: Callable[[PyTree], PyTree] | None, carry: PyTree) -> PyTree:
-    return carry if then is None else then(carry)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _fold_scan(
-    step: Step,
-    size: int,
-    then: Callable[[PyTree], PyTree] | None,
-    carry: PyTree,
-    batch: Batch,
-    args: tuple[PyTree, ...],
-) -> PyTree:
-    carry = carry.make(jnp.zeros) if isinstance(carry, Zeros) else carry
-    chunks, rest = divmod(batch.num_examples, size)
-    if chunks > 1:
-
-        def body(carry: PyTree, i: jax.Array) -> tuple[PyTree, None]:
-            return step(carry, batch.slice(i * size, size), *args), None
-
-        carry, _ = jax.lax.scan(body, carry, jnp.arange(chunks))
-    elif chunks == 1:
-        carry = step(carry, batch.slice(0, size) if rest else batch, *args)
-    carry = step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
-    return carry if then is None else then(carry)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _fold_slice(
-    step: Step,
-    size: int,
-    carry: PyTree,
-    batch: Batch,
-    start: int | jax.Array,
-    args: tuple[PyTree, ...],
-) -> PyTree:
-    return step(carry, batch.slice(start, size), *args)

@@ -78,6 +78,10 @@ class ModelCost:
     has_convolution: bool
     outputs: int  # C
 
+    def examples_within(self, budget: int) -> int:
+        """How many examples a forward pass may see at once, with that many bytes."""
+        return max(1, budget // (2 * self.activation_bytes))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:

@@ -45,7 +45,7 @@ def make_problem(
     params = check_params(params)
     model = Model(model_fn, vmap_over_data)
     checked = as_data(data, progress)
-    first = checked.peek() if isinstance(checked, Loader) else checked
+    first = checked.peek()
     known = traced(model, params, first.example()[0])
     output = known.output
 

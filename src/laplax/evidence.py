@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._data import Batch, Chunking, fold
-from ._machine import MEMORY_BUDGET
+from ._data import Batch
+from ._fold import Chunking, fold
+from ._machine import MEMORY_BUDGET, on_cpu
 from ._model import Model
 from ._problem import make_problem
 from ._tree import PyTree
@@ -35,7 +36,7 @@ def data_fit(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
     cost = problem.traced.cost
-    chunking = Chunking(max(1, MEMORY_BUDGET // (2 * cost.activation_bytes)), cost.has_convolution)
+    chunking = Chunking(cost.examples_within(MEMORY_BUDGET), cost.has_convolution and on_cpu())
     zero = jnp.zeros((), problem.output.dtype)
     start = DataFit(zero, zero.copy(), zero.copy())
     args = (problem.params, _Static(problem.model, problem.likelihood))

@@ -78,10 +78,9 @@ def last_layer_features(
     check_signature(model_fn)
     params = check_params(params)
     model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
-    first = checked.peek() if isinstance(checked, Loader) else checked
-    known = traced(model, params, first.example()[0])
+    known = traced(model, params, checked.peek().example()[0])
     head = _make_head(known.program, params, known.example)
-    size = max(1, memory_budget // (2 * known.cost.activation_bytes))
+    size = known.cost.examples_within(memory_budget)
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:
         shown = progress if batch is checked else False  # a loader has a bar of its own

@@ -173,8 +173,7 @@ def predict_map(setting: Setting) -> dict[str, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    cost = traced(model, params, one_of(input)).cost
-    size = max(1, MEMORY_BUDGET // (2 * cost.activation_bytes))
+    size = traced(model, params, one_of(input)).cost.examples_within(MEMORY_BUDGET)
     outputs: jax.Array = map_chunks(lambda part: model.batch(part, params), input, size)
     return outputs
 

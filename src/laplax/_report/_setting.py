@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._api import _field_names, _resolve, laplace
-from .._data import Batch, Loader, as_data
+from .._data import Batch, Loader, as_data, whole_batch
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
-from ..calibration._objectives import whole_batch
 from ..curvature._kinds import curvature_class
 from ..estimators import estimator_class
 from ..evaluation import refuse_weights

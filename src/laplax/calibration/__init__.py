@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from .._data import whole_batch
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
 from .._problem import make_problem
 from .._tree import PyTree
@@ -18,7 +19,7 @@ from ._methods import GradientDescent as GradientDescent
 from ._methods import GridSearch as GridSearch
 from ._methods import Method as Method
 from ._methods import Trace as Trace
-from ._objectives import EvidenceObjective, predictive_objective, whole_batch
+from ._objectives import EvidenceObjective, predictive_objective
 
 METHODS: dict[str, type[Method]] = {
     CalibrationMethod.GRID_SEARCH: GridSearch,

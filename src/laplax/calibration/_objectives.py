@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch
-from .._data import whole_batch as whole_batch
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._machine import MEMORY_BUDGET
-from .._model import Model
+from .._model import Model, traced
 from .._tree import PyTree, pytree, static
 from ..evaluation import as_metric, check_metric, needed_fields, observe, refuse_weights
 from ..evidence import log_marginal_likelihood
@@ -168,16 +167,9 @@ def _project(
     posterior_fn = predictive.posterior_fn
     structure, input, count = posterior_fn.structure, data.input, data.num_examples
     parts, outputs, tables = [], [], False
-    size = chunk_size(
-        predictive.recipe,
-        structure,
-        model,
-        posterior_fn.mean,
-        posterior_fn.space,
-        input,
-        fields,
-        predictive.memory_budget,
-    )
+    known = traced(model, posterior_fn.mean, data.example()[0])
+    budget = predictive.memory_budget
+    size = chunk_size(predictive.recipe, structure, known, posterior_fn.space, fields, budget)
     for start in range(0, count, size):
         chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
         part, output = _project_chunk(model, posterior_fn, structure, chunk)

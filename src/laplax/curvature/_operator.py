@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Chunking, Data, Loader, Zeros, fold
+from .._data import Batch, Data, Loader
+from .._fold import Chunking, Zeros, fold
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
 from .._model import Model, ModelCost, Traced
 from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
@@ -135,9 +136,8 @@ class CurvatureOperator:
         """K, the number of rows of one example."""
         curvature = self.local.curvature
         assert isinstance(curvature, OuterProductCurvature)
-        first = self.data.peek() if isinstance(self.data, Loader) else self.data
         kind = (curvature, self.local.likelihood)
-        return _num_rows(kind, self.traced.output, first.example()[1])
+        return _num_rows(kind, self.traced.output, self.data.peek().example()[1])
 
     @property
     def num_examples(self) -> int | None:

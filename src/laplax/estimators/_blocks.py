@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Zeros, fold
+from .._data import Batch
 from .._enums import check_names
+from .._fold import Zeros, fold
 from .._linalg import eigh, eigh_on_host, turn
 from .._machine import on_cpu
 from .._tree import is_concrete, leaf_names

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Zeros
+from .._data import Batch
+from .._fold import Zeros
 from .._linalg import eigh, gram
 from .._machine import on_cpu
 from .._tree import is_concrete

@@ -15,7 +15,7 @@ from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative
-from ._rows import combine_rows, tridiagonalise_rows
+from ._rows import BROKEN, MOST, combine_rows, tridiagonalise_rows
 
 LARGE_BASIS = 2**28  # bytes; beyond them rows are kept one by one
 
@@ -127,7 +127,7 @@ def _step(
     w = w - alpha[k] * q - jnp.where(k > 0, beta[before], 0) * basis[before]
     w = project_out(basis, w)
     norm = jnp.linalg.norm(w)
-    broken = norm <= 10 * jnp.finfo(w.dtype).eps * scale
+    broken = norm <= BROKEN * jnp.finfo(w.dtype).eps * scale
     beta = beta.at[k].set(jnp.where(broken, 0, norm))
     w = jax.lax.cond(broken, lambda: project_out(basis, jnp.roll(spare, k + 1)), lambda: w)
     return (basis, alpha, beta), (w / jnp.linalg.norm(w))[None]
@@ -145,7 +145,7 @@ def project_out(basis: jax.Array, w: jax.Array) -> jax.Array:
     def once(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         w, left = state
         rest = w - (basis @ w) @ basis
-        little = jnp.linalg.norm(rest) > 0.7 * jnp.linalg.norm(w)
+        little = jnp.linalg.norm(rest) > MOST * jnp.linalg.norm(w)
         return rest, jnp.where(little, 0, left - 1)
 
     out: jax.Array = jax.lax.while_loop(

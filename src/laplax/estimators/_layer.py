@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Chunking, Zeros, fold
+from .._data import Batch
+from .._fold import Chunking, Zeros, fold
 from .._linalg import eigh
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator

@@ -6,7 +6,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from .._data import Batch, Chunking, Loader, fold
+from .._data import Batch, Loader
+from .._fold import Chunking, fold
 from .._linalg import eigh
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product

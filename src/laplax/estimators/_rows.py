@@ -24,6 +24,11 @@ LARGE_LEAF = 2**20  # entries; every leaf of a row is a kernel to compile in eve
 
 Row = list[jax.Array]  # (1, *shape) each, or one (1, P)
 
+# Gram-Schmidt, here and in `_lanczos`: a second pass where less than this share is left of a
+# vector's norm; and what is left of a product beside the curvature, in eps, after a breakdown.
+MOST = 0.7
+BROKEN = 10
+
 
 def tridiagonalise_rows(
     operator: CurvatureOperator, start: jax.Array, steps: int
@@ -31,7 +36,7 @@ def tridiagonalise_rows(
     """As `tridiagonalise`, with the rows of Q^T in a list."""
     rows: list[Row] = []
     alpha, beta = np.zeros((2, steps), start.dtype)
-    tiny = 10 * jnp.finfo(start.dtype).eps
+    tiny = BROKEN * jnp.finfo(start.dtype).eps
     space = operator.space
     leaves = space.is_all_leaves and space.size >= LARGE_LEAF * len(space.shapes)
     w = _as_row(start, space, leaves)
@@ -76,7 +81,7 @@ def _project_out(rows: list[Row], w: Row) -> tuple[Row, Any]:
         for i in range(0, len(rows), GROUP):
             w = _take_away(w, rows[i : i + GROUP])
         norm = _norm(w)
-        if norm > 0.7 * before:
+        if norm > MOST * before:
             break
     return w, norm
 

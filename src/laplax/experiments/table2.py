@@ -39,9 +39,9 @@ from .. import (
     last_layer_features,
     predictive,
 )
-from .._data import as_data, progress_bar
+from .._data import as_data, progress_bar, whole_batch
 from .._tree import PyTree
-from ..calibration._objectives import PredictiveObjective, predictive_objective, whole_batch
+from ..calibration._objectives import PredictiveObjective, predictive_objective
 from ..metrics import get_metric
 from . import _cifar10
 

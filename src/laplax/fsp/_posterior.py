@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from .._api import _resolve, finish, make_operator
-from .._data import Batch, fold
+from .._data import Batch
+from .._fold import fold
 from .._linalg import eigh
 from .._machine import MEMORY_BUDGET
 from .._model import Model

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import Predictive, Pushforward
-from .._machine import CPU_CACHE, even_size, on_cpu
-from .._model import Model, traced
+from .._machine import CPU_CACHE, even_size
+from .._model import Model, Traced, traced
 from .._tree import ParamSpace, PyTree, one_of
 from ..posterior import Posterior
 from ..structures import Jacobian, Precision, Structure
@@ -117,15 +117,12 @@ def moments_of(recipe: Recipe) -> Callable[..., Moments]:
 def chunk_size(
     recipe: Recipe,
     user: Precision | Structure,
-    model: Model,
-    params: PyTree,
+    known: Traced,
     space: ParamSpace,
-    input: PyTree,
     fields: Sequence[str],
     memory_budget: int,
 ) -> int:
     """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
-    known = traced(model, params, one_of(input))
     outputs, activations = known.cost.outputs, known.cost.activation_bytes
     if recipe.pushforward is Pushforward.NONLINEAR:
         each = 2 * activations + recipe.num_samples * outputs * 8
@@ -137,11 +134,6 @@ def chunk_size(
         sampled = recipe.num_samples if recipe.predictive is Predictive.MC_BRIDGE else 0
         each += 8 * outputs * (3 * outputs + sampled)
     return max(1, memory_budget // each)
-
-
-def loops_on_host(model: Model, params: PyTree, input: PyTree) -> bool:
-    """Whether XLA's own loops should be avoided."""
-    return on_cpu() and traced(model, params, one_of(input)).cost.has_convolution
 
 
 def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:

@@ -10,16 +10,15 @@ import jax.numpy as jnp
 
 from .._data import _to_array
 from .._enums import Pushforward
-from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size
-from .._model import Model, check_signature
-from .._tree import PyTree, is_concrete, pytree, static
+from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
+from .._model import Model, check_signature, traced
+from .._tree import PyTree, is_concrete, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFn
 from ._fields import Recipe, make_fields, make_recipe
 from ._moments import (
     chunk_size,
     draw_ensemble,
     jacobian,
-    loops_on_host,
     map_chunks,
     moments_of,
 )
@@ -84,13 +83,12 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
     XLA's convolutions are several times slower inside of its loops on a CPU.
     """
     p, post = predictive, predictive.posterior
-    on_host = loops_on_host(p.model, post.mean, batch) and is_concrete(p, batch)
+    known = traced(p.model, post.mean, one_of(batch))
+    on_host = on_cpu() and known.cost.has_convolution and is_concrete(p, batch)
     budget = p.memory_budget
     if on_host and p.recipe.pushforward is Pushforward.LINEAR:
         budget = min(budget, 2 * CPU_CACHE)  # gradients at the taps are read again at once
-    size = chunk_size(
-        p.recipe, post.precision, p.model, post.mean, post.space, batch, fields, budget
-    )
+    size = chunk_size(p.recipe, post.precision, known, post.space, fields, budget)
     count = jax.tree.leaves(batch)[0].shape[0]
     if count <= size or not on_host:
         return _predict(p, batch, fields, size)
