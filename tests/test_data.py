@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from laplax import curvature_mv, data_fit, laplace
+from laplax import (
+    GridSearch,
+    calibration,
+    curvature_mv,
+    data_fit,
+    laplace,
+    last_layer_features,
+    log_marginal_likelihood,
+)
+from laplax._data import as_batch
 
 N, TOKENS, CLASSES = 10, 3, 2
 rng = np.random.default_rng(0)
@@ -180,6 +189,59 @@ def test_a_loader_is_read_once_for_the_full_curvature():
     assert Counted.reads == 1
 
 
+class Refilled:
+    """Gives its batches in the same two arrays, whose memory JAX can share."""
+
+    def __init__(self, x, y, size):
+        self.given, self.size = (x, y), size
+        self.kept = tuple(aligned((size, *a.shape[1:]), a.dtype) for a in self.given)
+
+    def __iter__(self):
+        for start in range(0, len(self.given[0]), self.size):
+            for kept, whole in zip(self.kept, self.given, strict=True):
+                kept[:] = whole[start : start + self.size]
+            yield self.kept
+
+
+def aligned(shape, dtype):
+    """64 bytes are what JAX wants."""
+    count = np.prod(shape) * np.dtype(dtype).itemsize
+    whole = np.empty(count + 64, np.uint8)
+    start = -whole.ctypes.data % 64
+    return whole[start : start + count].view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", [float, np.int32])
+def test_an_array_is_read_when_it_is_handed_over(dtype):
+    for make in (aligned, np.empty):
+        x = make((2**21, 2), dtype)
+        x[:] = 1
+        batch = as_batch((x, x))
+        x[:] = 7
+        assert int(batch.input.min()) == int(batch.target.max()) == 1
+
+
+@pytest.mark.parametrize("dtype", [float, np.int32])
+def test_a_loader_may_write_its_next_batch_where_the_last_one_was(dtype):
+    rng = np.random.default_rng(1)
+    x = (3 * rng.normal(size=(256, 16))).astype(dtype)
+    y = rng.normal(size=(256, 2))
+    params = {"w": jnp.asarray(rng.normal(size=(16, 8))), "v": jnp.asarray(rng.normal(size=(8, 2)))}
+
+    def cast(input, params):
+        return model_fn(input.astype(float), params)
+
+    def forms():
+        return (x, y), Refilled(x, y, 64)
+
+    v = jnp.ones(144)
+    products = [curvature_mv(cast, params, data, loss_fn="mse") for data in forms()]
+    features = [last_layer_features(cast, params, data)[1]["input"] for data in forms()]
+    np.testing.assert_array_equal(*features)
+    for _ in range(8):
+        np.testing.assert_allclose(*(mv(v) for mv in products), rtol=1e-11)
+
+
 def test_the_monte_carlo_fisher_does_not_depend_on_the_batches():
     options = {"curvature": "fisher_mc", "key": jax.random.key(0)}
     whole = curvature(arrays(), **options).to_dense()
@@ -307,6 +369,54 @@ def test_masked_examples_do_not_count_towards_the_part():
     for make in (lambda: (X, Y, mask), lambda: weighted_batches(mask)):
         assert_same(answers(make, num_total_samples=21), expected)
         np.testing.assert_allclose(fit(make(), num_total_samples=21), 3 * fit(dropped), rtol=1e-9)
+
+
+@pytest.mark.parametrize("seen", [N, N // 2])
+def test_the_evidence_stands_for_as_many_examples_as_the_curvature(seen):
+    """By calibration and by itself; data that are the whole already are not scaled again."""
+    options = {"loss_fn": "mse", "curv_type": "full"}
+    prior = {"prior_prec": 0.7, "sigma_squared": 0.3}
+    twice = (np.concatenate([X[:seen]] * 2), np.concatenate([Y[:seen]] * 2))
+    whole_fn, _ = laplace(model_fn, PARAMS, twice, **options)
+    expected = log_marginal_likelihood(whole_fn, prior, model_fn, PARAMS, twice)
+    part_fn, _ = laplace(
+        model_fn, PARAMS, (X[:seen], Y[:seen]), num_total_samples=2 * seen, **options
+    )
+    for data in ((X[:seen], Y[:seen]), twice):
+        found = log_marginal_likelihood(part_fn, prior, model_fn, PARAMS, data)
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    grids = [
+        calibration(
+            posterior_fn,
+            model_fn,
+            PARAMS,
+            data,
+            calibration_objective="marginal_log_likelihood",
+            calibration_method=GridSearch(grid_size=5),
+            prior_arguments=prior,
+        )[1].trace.values
+        for posterior_fn, data in ((whole_fn, twice), (part_fn, (X[:seen], Y[:seen])))
+    ]
+    np.testing.assert_allclose(*grids, rtol=1e-9)
+
+
+def test_the_evidence_sees_the_model_as_the_fit_did():
+    def batched(input, params):
+        assert input.ndim == 2
+        return model_fn(input, params)
+
+    prior = {"prior_prec": 0.7, "sigma_squared": 0.3}
+    expected, found = (
+        log_marginal_likelihood(
+            laplace(fn, PARAMS, (X, Y), loss_fn="mse", vmap_over_data=not batch)[0],
+            prior,
+            fn,
+            PARAMS,
+            (X, Y),
+        )
+        for fn, batch in ((model_fn, False), (batched, True))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_the_smaller_side_of_a_full_curvature_is_scaled_too():

@@ -12,7 +12,7 @@ import scipy.special
 import scipy.stats
 from jax.test_util import check_grads
 
-from laplax import FisherMC, LossFn, data_fit, laplace
+from laplax import FisherMC, LossFn, data_fit, laplace, log_marginal_likelihood
 from laplax.likelihoods import (
     Bernoulli,
     Categorical,
@@ -329,3 +329,51 @@ def test_a_clipped_callable_drops_the_negative_part_of_its_hessian():
     np.testing.assert_allclose(factor @ factor.T, expected, atol=1e-9)
     refused = Custom(likelihood.fn).hessian_factor(f, f)
     assert bool(jnp.isnan(refused).any())  # inside jit the failure travels as NaN
+
+
+class Scaled(Gaussian):
+    """A likelihood as users write one: a plain class with an attribute."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def event_loss(self, f, y):
+        return self.factor * super().event_loss(f, y)
+
+    def event_factor(self, f, y):
+        return jnp.sqrt(self.factor) * super().event_factor(f, y)
+
+    def hessian_mv(self, f, y, v):
+        return self.factor * v
+
+
+@pytest.mark.parametrize("make", [float, jnp.asarray], ids=["numbers", "arrays"])
+@pytest.mark.parametrize("curv_type", ["full", "diagonal", "lanczos"])
+def test_two_likelihoods_of_one_class_are_told_apart(make, curv_type):
+    x, y = jnp.asarray(GRID), jnp.asarray(GRID[:, 0])
+
+    def model_fn(input, params):
+        return jnp.tanh(input @ params)
+
+    def answers(likelihood):
+        options = {"loss_fn": likelihood, "curv_type": curv_type}
+        posterior_fn, estimate = laplace(model_fn, jnp.asarray(F), (x, y), **options)
+        given = (posterior_fn, {"prior_prec": 1.0}, model_fn, jnp.asarray(F), (x, y))
+        return estimate.diagonal(), log_marginal_likelihood(*given)
+
+    one, hundred = Scaled(make(1.0)), Scaled(make(100.0))
+    assert one != hundred
+    first, second, plain = answers(one), answers(hundred), answers(Gaussian())
+    np.testing.assert_allclose(first[0], plain[0], rtol=1e-9)
+    np.testing.assert_allclose(first[1], plain[1], rtol=1e-9)
+    np.testing.assert_allclose(second[0], 100 * plain[0], rtol=1e-6)
+    assert second[1] < first[1] - 1
+
+
+def test_equal_likelihoods_are_equal():
+    assert Scaled(2.0) == Scaled(2.0)
+    assert hash(Scaled(2.0)) == hash(Scaled(2.0))
+    assert Scaled(2.0) != Gaussian()
+    assert Gaussian() == Gaussian()
+    loss = lambda f, y: jnp.square(f - y)  # noqa: E731
+    assert Custom(loss) == Custom(loss) != Custom(loss, indefinite="clip")

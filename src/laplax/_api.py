@@ -42,7 +42,9 @@ def laplace(
 
     Args:
         model_fn: `model_fn(input, params)`, called with keywords on one example (or on a batch
-            with `vmap_over_data=False`; it must then treat examples independently).
+            with `vmap_over_data=False`; it must then treat examples independently). It is compiled
+            and remembered, as by `jax.jit`: what it reads but its arguments, its globals and its
+            closure (attributes of an object, what other functions read) must not change.
         params: The trained weights, any pytree of floating-point arrays.
         data: Training data: `(input, target)`, a dict with `input` and `target` (and `weight`),
             or an iterable of such batches.
@@ -110,6 +112,7 @@ def finish(
         operator.space,
         problem.traced.input_ndims,
         problem.model.vmap_over_data,
+        operator.num_total_samples,
     )
     return posterior_fn, CurvEstimate(structure, diagnostics, operator.space)
 

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ._enums import check_names
-from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, pytree
+from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, owned, pytree
 
 FIELDS = ("input", "target", "weight")
 
@@ -226,8 +226,8 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.
-        return jnp.asarray(array, jnp.result_type(float))
-    return array if isinstance(array, jax.Array) else jnp.asarray(array)
+        return owned(array).astype(jnp.result_type(float))
+    return owned(array)  # loaders write into their arrays again, and JAX may read them later
 
 
 def _common_length(arrays: list[PyTree]) -> int:

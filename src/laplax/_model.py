@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,20 @@ class Model:
 
     With `vmap_over_data` it sees one example; otherwise a batch, whose examples it must treat
     independently of each other. Outputs in half precision are widened: a loss needs float32.
+
+    What compiled code and traces are found by: the function and what its globals and closure hold
+    now, so that one of them bound to something new is not answered with what was before.
     """
 
     fn: Callable[..., jax.Array]
     vmap_over_data: bool = True
+    surroundings: tuple[int, ...] = dataclasses.field(init=False, repr=False)
+    _held: tuple[Any, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        held = _surroundings(self.fn)  # kept, so that no other object gets its number
+        object.__setattr__(self, "_held", held)
+        object.__setattr__(self, "surroundings", tuple(map(id, held)))
 
     def one(self, input: PyTree, params: PyTree) -> jax.Array:
         """Output for one example."""
@@ -40,6 +51,19 @@ class Model:
         if self.vmap_over_data:
             return jax.vmap(self.one, in_axes=(0, None))(input, params)
         return widen(self.fn(input=input, params=params))
+
+
+def _surroundings(fn: Callable[..., Any]) -> tuple[Any, ...]:
+    """The objects that the names in a function's body stand for outside of it."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return ()
+    around = getattr(fn, "__globals__", {})
+    cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or () if cell != EMPTY]
+    return (*cells, *(around[name] for name in code.co_names if name in around))
+
+
+EMPTY = types.CellType()  # of a name that is bound later
 
 
 def widen(x: jax.Array) -> jax.Array:

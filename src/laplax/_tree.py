@@ -290,9 +290,7 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
         leaves, treedef = jax.tree.flatten(trees)
         # Not the structs themselves: making one costs more than all of this.
         kinds = tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
-        try:
-            hash(static)
-        except TypeError:  # a model with arrays inside: nothing to remember it by
+        if not _has_hash(static):  # nothing to remember a model by
             return look(static, treedef, kinds)
         wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         return remembered(static, treedef, kinds, wide)
@@ -304,6 +302,32 @@ def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
 def is_floating(dtype: Any) -> bool:
     """Whether numbers of a dtype are real and not whole; bfloat16 and its like count."""
     return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+class ByValue:
+    """Equal where class and attributes are, also those that a subclass adds without a dataclass.
+
+    Static parts of compiled code are found again by this: one that looked equal and was not would
+    bring another one's answer. An attribute that has no hash, an array, equals itself alone.
+    """
+
+    def _value(self) -> Any:
+        parts = sorted(vars(self).items())
+        return type(self), tuple((n, v if _has_hash(v) else id(v)) for n, v in parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByValue) and self._value() == other._value()
+
+    def __hash__(self) -> int:
+        return hash(self._value())
+
+
+def _has_hash(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:  # arrays inside
+        return False
+    return True
 
 
 def owned(x: Any) -> jax.Array:

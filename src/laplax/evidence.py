@@ -47,6 +47,25 @@ def data_fit(
     return jax.tree.map(lambda part: scale * part, fit)
 
 
+def data_fit_of(
+    posterior_fn: PosteriorFn,
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    progress: bool | None = None,
+) -> DataFit:
+    """`data_fit` for the evidence of a posterior: as it sees its model, data and their number."""
+    return data_fit(
+        model_fn,
+        params,
+        data,
+        loss_fn=posterior_fn.likelihood,
+        vmap_over_data=posterior_fn.vmap_over_data,
+        num_total_samples=posterior_fn.num_total_samples,
+        progress=progress,
+    )
+
+
 @jax.tree_util.register_static
 class _Static(tuple):
     """Hashable configuration on its way through a compiled step."""
@@ -76,7 +95,6 @@ def log_marginal_likelihood(
     data: Any = None,
     *,
     loss_fn: str | Likelihood | Callable | None = None,
-    vmap_over_data: bool = True,
 ) -> jax.Array:
     """log p(D) under the Laplace approximation, differentiable in every prior argument.
 
@@ -84,7 +102,8 @@ def log_marginal_likelihood(
             + 1/2 log det T - 1/2 log det Lambda
 
     `data` are the training data, or the `DataFit` of them; with the latter, neither `model_fn`
-    nor `params` is needed and nothing passes over the data again.
+    nor `params` is needed and nothing passes over the data again. Where the fit was scaled up to
+    `num_total_samples`, so is what `data` say; a `DataFit` is taken as it is.
     """
     likelihood = posterior_fn.likelihood
     posterior_fn.check_loss(loss_fn)
@@ -94,7 +113,7 @@ def log_marginal_likelihood(
         if model_fn is None:
             raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
         posterior_fn.check_params(params)
-        fit = data_fit(model_fn, params, data, loss_fn=likelihood, vmap_over_data=vmap_over_data)
+        fit = data_fit_of(posterior_fn, model_fn, params, data)
     arguments = posterior_fn.parse(prior_arguments)
     posterior = posterior_fn.at(arguments)
     offset = posterior_fn.space.flatten(posterior_fn.mean)

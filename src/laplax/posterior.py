@@ -120,6 +120,7 @@ class PosteriorFn:
     space: ParamSpace = static()
     input_ndims: tuple[int, ...] = static()  # axes of one example's input, leaf by leaf
     vmap_over_data: bool = static(default=True)
+    num_total_samples: int | None = static(default=None)  # what a part of the data stands for
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""

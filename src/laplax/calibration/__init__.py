@@ -10,7 +10,7 @@ from .._data import whole_batch
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
 from .._problem import make_problem
 from .._tree import PyTree
-from ..evidence import data_fit
+from ..evidence import data_fit_of
 from ..likelihoods import Likelihood
 from ..posterior import CurvEstimate, PosteriorFn
 from ..pushforward import SetProbPredictive, predictive
@@ -116,14 +116,7 @@ def calibration(
     )
     objective: Any
     if calibration_objective is EVIDENCE:
-        fit = data_fit(
-            model_fn,
-            params,
-            data,
-            loss_fn=posterior_fn.likelihood,
-            vmap_over_data=posterior_fn.vmap_over_data,
-            progress=progress,
-        )
+        fit = data_fit_of(posterior_fn, model_fn, params, data, progress)
         objective = EvidenceObjective(posterior_fn.spectral(), fit)
     else:
         problem = make_problem(

@@ -17,7 +17,7 @@ from .._data import Batch
 from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
 from .._problem import Problem
-from .._tree import PyTree, is_concrete, pytree, static
+from .._tree import ByValue, PyTree, is_concrete, pytree, static
 from ..likelihoods import Custom, Likelihood, weigh
 from ..likelihoods._custom import POLICIES
 
@@ -88,8 +88,8 @@ class OuterProductCurvature(Curvature):
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class GGN(OuterProductCurvature):
+@dataclasses.dataclass(frozen=True, eq=False)
+class GGN(ByValue, OuterProductCurvature):
     """Generalised Gauss-Newton: S S^T = H, the likelihood's Hessian in f."""
 
     def check(self, problem: Problem) -> None:
@@ -123,8 +123,8 @@ class GGN(OuterProductCurvature):
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class FisherEmpirical(OuterProductCurvature):
+@dataclasses.dataclass(frozen=True, eq=False)
+class FisherEmpirical(ByValue, OuterProductCurvature):
     """Outer products of the gradients at the observed targets."""
 
     def factor(
@@ -166,8 +166,8 @@ class FisherMC(OuterProductCurvature):
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Hessian(Curvature):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Hessian(ByValue, Curvature):
     """The Hessian of the loss in the parameters.
 
     `indefinite` says what its negative eigenvalues mean: `"error"` or `"clip"` (they count as 0).

@@ -1,5 +1,6 @@
 """Likelihoods: the loss as a probability model, and the only code that knows it."""
 
+import functools
 from collections.abc import Callable
 
 from .._enums import LossFn, near_miss
@@ -22,6 +23,11 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
 }
 
 
+@functools.cache
+def _named(name: str) -> Likelihood:
+    return LIKELIHOODS[name]()
+
+
 def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
     """The likelihood that `loss_fn` names: an enum member, its string, the object or a callable.
 
@@ -33,7 +39,7 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
     if isinstance(loss_fn, str):
         if loss_fn not in LIKELIHOODS:
             raise ValueError(f"unknown loss_fn {loss_fn!r}{near_miss(loss_fn, LIKELIHOODS)}")
-        return LIKELIHOODS[loss_fn]()
+        return _named(loss_fn)
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is the class {loss_fn.__name__}; hand over {loss_fn.__name__}()")
     if callable(loss_fn):

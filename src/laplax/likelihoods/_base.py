@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._tree import pytree
+from .._tree import ByValue, pytree
 
 
 @pytree
@@ -20,8 +20,8 @@ class DataFit:
     count: jax.Array  # sum of weight * (number of observed entries)
 
 
-@dataclasses.dataclass(frozen=True)
-class Likelihood(abc.ABC):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Likelihood(ByValue, abc.ABC):
     """A negative log-likelihood l(f, y) of one example at unit noise, and its curvature in f.
 
     The output `f` of one example has shape `(*batch, *event)`: an *event* is one observation

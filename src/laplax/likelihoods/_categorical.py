@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ._base import Likelihood
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Categorical(Likelihood):
     """`"cross_entropy"`: l = -log softmax(f)_y; y an integer label or a probability vector."""
 

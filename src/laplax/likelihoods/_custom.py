@@ -15,7 +15,7 @@ from ._base import Likelihood
 POLICIES = ("error", "clip")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Custom(Likelihood):
     """A loss given as a function of one example's output and target; its curvature by autodiff.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ._base import Likelihood, require_same_shape
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Bernoulli(Likelihood):
     """`"binary_cross_entropy"`: independent sigmoid terms, any number of outputs."""
 
@@ -49,7 +49,7 @@ class Bernoulli(Likelihood):
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Poisson(Likelihood):
     """`"poisson"`: counts with log-rate f, l = exp f - y f."""
 

@@ -11,7 +11,7 @@ from ._base import DataFit, Likelihood, require_same_shape
 LOG_2PI = 1.8378770664093453
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian(Likelihood):
     """`"mse"`: l = 1/2 |f - y|^2, H = I; `sigma_squared` is the observation variance."""
 
@@ -44,7 +44,7 @@ class Gaussian(Likelihood):
         require_same_shape(self.name, f.shape, y)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class HeteroscedasticGaussian(Likelihood):
     """`"heteroscedastic"`: f[..., 0] is the mean and f[..., 1] the log-variance of y.
 

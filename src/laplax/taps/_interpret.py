@@ -25,16 +25,15 @@ VIEWS = {
     "slice",
     "rev",
 }
+PRODUCTS = {"dot_general", "conv_general_dilated"}
 RESHAPES = {"reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
 LAYOUTS = RESHAPES | {"transpose"}  # what a product may go through on its way to its bias
+# Not the calls with a derivative of their own (`custom_jvp`, `custom_vjp`): it would be lost.
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
     "remat": "jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
@@ -57,6 +56,7 @@ class Cell:
     layout: Callable[[Any], Any] | None = None  # from that product's output to this
     products: frozenset[int] = frozenset()  # the last parametrised products it depends on
     copy_of: int | None = None  # the product it equals up to its shape and an added parameter
+    repeats: bool = False  # whether the view has an entry of the leaf in several places
 
 
 @dataclasses.dataclass(eq=False)
@@ -141,7 +141,11 @@ class Interpreter:
         def view(leaf: jax.Array) -> jax.Array:
             return eqn.primitive.bind(before(leaf), **params)
 
-        return Cell(eqn.primitive.bind(cell.value, **params), cell.leaf, view)
+        value = eqn.primitive.bind(cell.value, **params)
+        repeats = cell.repeats or (
+            eqn.primitive.name == "broadcast_in_dim" and value.size != cell.value.size
+        )
+        return Cell(value, cell.leaf, view, repeats=repeats)
 
     def _use(self, eqn: Any, cells: list[Cell], held: list[int]) -> Use | None:
         if len(held) != 1:
@@ -151,16 +155,19 @@ class Interpreter:
         assert leaf is not None
         assert view is not None
         shapes = [tuple(getattr(cell.value, "shape", ())) for cell in cells]
-        if name == "dot_general":
-            return matmul_use(leaf, view, shapes, which, eqn.params["dimension_numbers"])
-        if name == "conv_general_dilated" and which == 1 and eqn.params["batch_group_count"] == 1:
+        product = name == "dot_general" or (
+            name == "conv_general_dilated" and which == 1 and eqn.params["batch_group_count"] == 1
+        )
+        if product and not cells[which].repeats:  # the leaf's entries are those of a matrix
+            if name == "dot_general":
+                return matmul_use(leaf, view, shapes, which, eqn.params["dimension_numbers"])
             return convolution_use(leaf, view, shapes, eqn.params)
         if name == "gather" and which == 0 and view is whole_leaf:
             use = embedding_use(leaf, shapes[0], eqn)
             if use is not None:
                 return use
         affine = name in ("add", "sub", "add_any")
-        if affine or name == "mul" or (name in ("gather", "div") and which == 0):
+        if affine or product or name == "mul" or (name in ("gather", "div") and which == 0):
             other = cells[1 - which] if name == "add" else Cell(None)
             part = _linear_part(eqn, view, which, affine)
             return LinearUse(leaf, part, other.tap, other.layout)
@@ -173,14 +180,15 @@ class Interpreter:
         self.uses.append(use)
         self.acts.append(others[0])
         self.outs.append(value)
-        if not isinstance(use, MatmulUse):
+        if name not in PRODUCTS:
             # A parameter that is added to a product leaves its derivative alone.
             added = name in ("add", "add_any") or (name == "sub" and which == 1)
             other = cells[1 - which] if added else Cell(value)
             kept = other.copy_of if other.value.shape == value.shape else None
             return Cell(value, products=_products(cells), copy_of=kept)
         tap = len(self.uses) - 1
-        return Cell(value, None, None, tap, lambda out: out, frozenset({tap}), tap)
+        kept = tap if isinstance(use, MatmulUse) else None
+        return Cell(value, None, None, tap, lambda out: out, frozenset({tap}), kept)
 
     def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""
@@ -232,7 +240,7 @@ def _index(cell: Cell, i: int) -> Cell:
         return Cell(cell.value[i], products=cell.products)
     before = cell.view
     assert before is not None
-    return Cell(cell.value[i], cell.leaf, lambda leaf: before(leaf)[i])
+    return Cell(cell.value[i], cell.leaf, lambda leaf: before(leaf)[i], repeats=cell.repeats)
 
 
 def _linear_part(

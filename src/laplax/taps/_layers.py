@@ -39,7 +39,7 @@ class Layer:
 
 @functools.lru_cache(maxsize=64)
 def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
-    """Every weight that is used in exactly one product, with its bias if it is to join.
+    """Every weight all of which is used, in exactly one product; with its bias if it is to join.
 
     Cached, so that the rearrangements of a layer are the same objects in every fit: they are
     static parts of the structures, and compiled code is found under them.
@@ -50,7 +50,7 @@ def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
         if not program.covered(i) or len(taps) != 1:
             continue
         use = program.uses[taps[0]]
-        if isinstance(use, MatmulUse):
+        if isinstance(use, MatmulUse) and math.prod(use.matrix_shape(leaf)) == leaf.size:
             bias = find_bias(program, taps[0], use) if joint_bias else None
             layers.append(_make_layer(taps[0], use, i, leaf, bias))
     return tuple(layers)
@@ -93,8 +93,7 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
 def _make_layer(
     tap: int, use: MatmulUse, i: int, leaf: Any, bias: tuple[int, np.ndarray] | None
 ) -> Layer:
-    struct = jax.eval_shape(use.weight, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    groups, inputs, outputs = struct.shape
+    groups, inputs, outputs = use.matrix_shape(leaf)
 
     def weight_matrix(v: jax.Array) -> jax.Array:
         return use.weight(v[: leaf.size].reshape(leaf.shape)).astype(v.dtype)

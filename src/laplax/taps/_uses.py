@@ -23,8 +23,12 @@ class MatmulUse:
     kind: ClassVar[str] = "matmul"
     leaf: int
     act: Map  # the recorded operand -> (B, T, I)
-    weight: Map  # the parameter leaf -> (B, I, O), a rearrangement
+    weight: Map  # the parameter leaf -> (B, I, O), a rearrangement of it or of a part of it
     out: Map  # the operation's output -> (B, T, O)
+
+    def matrix_shape(self, leaf: Any) -> tuple[int, int, int]:
+        """(B, I, O)."""
+        return jax.eval_shape(self.weight, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape
 
     def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
         """The leaf's gradient for one example and one column."""
@@ -34,7 +38,7 @@ class MatmulUse:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinearUse:
-    """out = apply(leaf, act), linear in the leaf: biases and scales."""
+    """out = apply(leaf, act), linear in the leaf: biases, scales, products that repeat it."""
 
     kind: ClassVar[str] = "linear"
     leaf: int
