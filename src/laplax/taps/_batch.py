@@ -169,16 +169,18 @@ def _uncovered_rows(
 @functools.lru_cache(maxsize=64)
 def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
-    outs = sum(math.prod(s.shape) for s in program.out_structs)
+    # What flows into a bias is what flows into the product that it is added to.
+    taps = zip(program.uses, program.out_structs, strict=True)
+    outs = sum(math.prod(s.shape) for use, s in taps if getattr(use, "added_to", None) is None)
     widest = 0
     for i, (_, size) in space.slices.items():
-        taps = program.uses_of(i)
-        use = program.uses[taps[0]] if len(taps) == 1 else None
+        own = program.uses_of(i)
+        use = program.uses[own[0]] if len(own) == 1 else None
         if isinstance(use, MatmulUse):
-            positions = jax.eval_shape(use.out, program.out_structs[taps[0]]).shape[1]
+            positions = jax.eval_shape(use.out, program.out_structs[own[0]]).shape[1]
             widest = max(widest, size if positions > 1 else 0)
         elif not isinstance(use, EmbeddingUse):
-            widest = max(widest, size * max(len(taps), 1))
+            widest = max(widest, size * max(len(own), 1))
     return columns * space.dtype.itemsize * (3 * outs + 2 * widest)
 
 
