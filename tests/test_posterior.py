@@ -1,5 +1,7 @@
 """`posterior_fn` and `Posterior` as pytrees: jit, vmap, grad, one trace, both dtypes."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -229,6 +231,12 @@ def test_what_becomes_of_numpy_arrays_afterwards_does_not_matter():
     prior_prec[:] = 7.0
     np.testing.assert_array_equal(posterior.mean, mean)
     np.testing.assert_array_equal(posterior.variance(), variance)
+
+
+def test_a_predictive_can_be_stored_and_read_again():
+    made = laplax.predictive(fit("diagonal")[0], cases.mlp_fn)({"prior_prec": 1.0})
+    read = pickle.loads(pickle.dumps(made))
+    np.testing.assert_array_equal(read(X).pred_var, made(X).pred_var)
 
 
 FACTOR = 1.0

@@ -85,9 +85,13 @@ def _on_host(carry: PyTree) -> PyTree:
     return carry.make(np.zeros) if isinstance(carry, Zeros) else carry
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _finish(then: Callable[[PyTree], PyTree] | None, carry: PyTree) -> PyTree:
-    return carry if then is None else then(carry)
+    return carry if then is None else _compiled(then, carry)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(then: Callable[[PyTree], PyTree], carry: PyTree) -> PyTree:
+    return then(carry)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

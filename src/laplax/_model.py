@@ -39,6 +39,10 @@ class Model:
         object.__setattr__(self, "_held", held)
         object.__setattr__(self, "surroundings", tuple(map(id, held)))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Surroundings are those of the process that reads it."""
+        return Model, (self.fn, self.vmap_over_data)
+
     def one(self, input: PyTree, params: PyTree) -> jax.Array:
         """Output for one example."""
         if self.vmap_over_data:
