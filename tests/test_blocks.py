@@ -88,6 +88,48 @@ def test_expand_and_reduce_are_exact_in_their_own_settings(model_fn, approx, tar
     np.testing.assert_allclose(actual, dense(model_fn, params, data, "full"), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("padding", [0.0, 5.0])
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_a_masked_token_is_a_token_that_is_not_there(curv_type, approx, padding):
+    params = {"b": random(2), "w": random(3, 2, seed=1)}
+    x, y = random(6, 5, 3, seed=4), random(6, 5, 2, seed=5)
+    mask = jnp.arange(5) < 2
+    padded = jnp.where(mask[:, None], x, padding)
+    options = {"approx": approx, "batch_size": 4}
+    masked = (padded, y, jnp.broadcast_to(mask, (6, 5)))
+    actual = dense(shared_linear, params, masked, curv_type, **options)
+    expected = dense(shared_linear, params, (x[:, :2], y[:, :2]), curv_type, **options)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_lengths_may_differ_from_example_to_example():
+    """Expand over all tokens that there are: as many examples of one token each."""
+    params = {"b": random(2), "w": random(3, 2, seed=1)}
+    x, y = random(6, 5, 3, seed=4), random(6, 5, 2, seed=5)
+    mask = jnp.arange(5) < jnp.asarray([1, 2, 5, 0, 3, 1])[:, None]
+    actual = dense(shared_linear, params, (x, y, mask), "kfac")
+    apart = (x[mask][:, None], y[mask][:, None])
+    expected = dense(shared_linear, params, apart, "kfac")
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_a_masked_token_that_others_see_counts():
+    w, x = random(3, 2, seed=1), random(6, 5, 3, seed=4)
+
+    def mixed(input, params):
+        hidden = input @ params
+        return hidden + hidden.mean(0)
+
+    mask = jnp.arange(5) < 2
+    data = (x, random(6, 5, 2, seed=5), jnp.broadcast_to(mask, (6, 5)))
+    mixing = (jnp.eye(5) + 1 / 5)[:2]  # d out_s / d hidden_t for the tokens s that are judged
+    inputs = jnp.einsum("nti,ntj->ij", x, x) / (6 * 5)
+    outputs = 6 * jnp.sum(mixing**2) * jnp.eye(2)
+    expected = jnp.kron(inputs, outputs)
+    np.testing.assert_allclose(dense(mixed, w, data, "kfac"), expected, rtol=1e-9, atol=1e-11)
+
+
 def test_ekfac_has_the_exact_second_moments_in_its_eigenbasis():
     _, estimate = fit(tanh_net, PARAMS, (X, Y), "ekfac")
     full = dense(tanh_net, PARAMS, (X, Y), "full")

@@ -1,6 +1,7 @@
 """KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -169,7 +170,7 @@ def _zero_factors(plan: Plan, operator: CurvatureOperator) -> Zeros:
     sums = {
         "inputs": [(b, i, i) for b, i, _ in shapes],
         "outputs": [(b, o, o) for b, _, o in shapes],
-        "count": (),
+        "counts": [() for _ in shapes],
         "dense": [(leaves[i].size,) * 2 for i in plan.dense],
         "diagonal": [leaves[i].shape for i in plan.diagonal],
     }
@@ -181,22 +182,37 @@ def _add_factors(
 ) -> dict[str, Any]:
     tapped = tap_batch(plan.program, local, batch)
     leaves = jax.tree.leaves(local.params)
-    seen = batch.counted.astype(tapped.dtype)
-    inputs, outputs = [], []
+    inputs, outputs, counts = [], [], []
     for layer in plan.layers:
-        a, g = _layer_operand(tapped, layer, seen), tapped.gradient(layer.tap)
+        g = tapped.gradient(layer.tap)
+        seen = _seen_positions(batch, g)
+        a = layer.operand(tapped.operand(layer.tap)) * seen[:, None, :, None]
         if plan.reduce:
-            a, g = jnp.mean(a, axis=2, keepdims=True), jnp.sum(g, axis=3, keepdims=True)
-        # Expand divides by N T: the T goes here, the N with the eigenvalues.
-        inputs.append(second_moment(a, 1) / a.shape[2])
+            own = jnp.maximum(jnp.sum(seen, axis=1), 1)[:, None, None, None]
+            a, g = jnp.sum(a, axis=2, keepdims=True) / own, jnp.sum(g, axis=3, keepdims=True)
+            seen = jnp.max(seen, axis=1)
+        inputs.append(second_moment(a, 1))
         outputs.append(second_moment(g, 2))
+        counts.append(jnp.sum(seen))  # N T, or N where positions were reduced to one
     dense = []
     for i in plan.dense:
         rows = _leaf_rows(tapped, i, leaves[i])
         dense.append(rows.T @ rows)
     diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
-    new = {"inputs": inputs, "outputs": outputs, "dense": dense, "diagonal": diagonal}
-    return jax.tree.map(jnp.add, sums, {**new, "count": jnp.sum(seen)})
+    new = {"inputs": inputs, "outputs": outputs, "counts": counts}
+    return jax.tree.map(jnp.add, sums, {**new, "dense": dense, "diagonal": diagonal})
+
+
+def _seen_positions(batch: Batch, g: jax.Array) -> jax.Array:
+    """One where a position (n, T) of a layer takes part, for its gradients g (n, K, B, T, O).
+
+    Of tokens that are masked those do through which other tokens' losses flow, as in attention.
+    """
+    shape, weight = (g.shape[0], g.shape[3]), batch.weight
+    if weight is None or weight.ndim == 1 or math.prod(weight.shape[1:]) != shape[1]:
+        return jnp.broadcast_to(batch.counted[:, None], shape).astype(g.dtype)
+    reached = jnp.any(g != 0, axis=(1, 2, 4))
+    return ((weight.reshape(shape) != 0) | reached).astype(g.dtype)
 
 
 def second_moment(x: jax.Array, axis: int) -> jax.Array:
@@ -212,18 +228,12 @@ def _add_moments(
     sums: list[jax.Array], batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
 ) -> list[jax.Array]:
     tapped = tap_batch(plan.program, local, batch)
-    seen = batch.counted.astype(tapped.dtype)
     new = []
     for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
-        a = turn(_layer_operand(tapped, layer, seen), left)
+        a = turn(layer.operand(tapped.operand(layer.tap)), left)  # where it is masked, g is zero
         g = turn(tapped.gradient(layer.tap), right)
         new.append(total + matrix_diagonal(a, g))
     return new
-
-
-def _layer_operand(tapped: Tapped, layer: Layer, seen: jax.Array) -> jax.Array:
-    """a (n, B, T, I), with a constant one for a joint bias; masked examples are zero."""
-    return layer.operand(tapped.operand(layer.tap)) * seen[:, None, None, None]
 
 
 def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
@@ -238,7 +248,7 @@ def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> lis
     large = max((x.shape[-1] for pair in pairs for x in pair), default=0) > LARGE_FACTOR
     on_host = large and on_cpu() and is_concrete(sums)
     decompose = _decompose_on_host if on_host else _decompose
-    parts = decompose(pairs, scale, sums["count"])
+    parts = decompose(pairs, scale, sums["counts"])
     return [
         KroneckerBlock(values, left, right, layer.to_matrix, layer.from_matrix)
         for layer, (values, left, right) in zip(plan.layers, parts, strict=True)
@@ -251,16 +261,18 @@ _eigen = jax.jit(eigh)
 
 @jax.jit
 def _decompose(
-    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array, count: jax.Array
+    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array, counts: list[jax.Array]
 ) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
     """Eigenvalues and eigenvectors of every a (x) g: all layers in one compiled call."""
-    return [_kronecker_parts(eigh(a), eigh(g), scale / count) for a, g in pairs]
+    each = zip(pairs, counts, strict=True)
+    return [_kronecker_parts(eigh(a), eigh(g), scale / count) for (a, g), count in each]
 
 
-def _decompose_on_host(pairs: list, scale: Any, count: Any) -> list:
+def _decompose_on_host(pairs: list, scale: Any, counts: list) -> list:
     """The same by SciPy, one after the other: nothing is compiled, and each has all cores."""
-    factor = np.asarray(scale) / np.asarray(count)
-    parts = [_kronecker_parts(eigh_on_host(a), eigh_on_host(g), factor) for a, g in pairs]
+    factors = [np.asarray(scale) / np.asarray(count) for count in counts]
+    each = zip(pairs, factors, strict=True)
+    parts = [_kronecker_parts(eigh_on_host(a), eigh_on_host(g), f) for (a, g), f in each]
     return jax.device_put(parts)  # `jnp.asarray` would compile a program for every shape
 
 
