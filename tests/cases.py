@@ -174,3 +174,11 @@ CURVATURES: dict[str, Any] = {
     "fisher_mc": laplax.FisherMC(jax.random.key(3), mc_samples=2),
     "fisher_empirical": laplax.FisherEmpirical(),
 }
+
+
+def aligned(shape, dtype):
+    """A NumPy array whose memory JAX can share: it wants 64 bytes."""
+    count = np.prod(shape) * np.dtype(dtype).itemsize
+    whole = np.empty(count + 64, np.uint8)
+    start = -whole.ctypes.data % 64
+    return whole[start : start + count].view(dtype).reshape(shape)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cases
 from laplax import (
     GridSearch,
     calibration,
@@ -194,7 +195,7 @@ class Refilled:
 
     def __init__(self, x, y, size):
         self.given, self.size = (x, y), size
-        self.kept = tuple(aligned((size, *a.shape[1:]), a.dtype) for a in self.given)
+        self.kept = tuple(cases.aligned((size, *a.shape[1:]), a.dtype) for a in self.given)
 
     def __iter__(self):
         for start in range(0, len(self.given[0]), self.size):
@@ -203,17 +204,9 @@ class Refilled:
             yield self.kept
 
 
-def aligned(shape, dtype):
-    """64 bytes are what JAX wants."""
-    count = np.prod(shape) * np.dtype(dtype).itemsize
-    whole = np.empty(count + 64, np.uint8)
-    start = -whole.ctypes.data % 64
-    return whole[start : start + count].view(dtype).reshape(shape)
-
-
 @pytest.mark.parametrize("dtype", [float, np.int32])
 def test_an_array_is_read_when_it_is_handed_over(dtype):
-    for make in (aligned, np.empty):
+    for make in (cases.aligned, np.empty):
         x = make((2**21, 2), dtype)
         x[:] = 1
         batch = as_batch((x, x))

@@ -208,15 +208,8 @@ def test_a_fit_can_itself_be_jitted_and_vmapped():
     np.testing.assert_allclose(jax.vmap(spread)(stacked), expected, rtol=1e-12)
 
 
-def aligned(size):
-    """A NumPy array whose memory JAX can share."""
-    whole = np.empty(size + 8)
-    start = -whole.ctypes.data // whole.itemsize % 8
-    return whole[start : start + size]
-
-
 def test_what_becomes_of_numpy_arrays_afterwards_does_not_matter():
-    params, prior_prec = aligned(4096), aligned(4096)
+    params, prior_prec = cases.aligned(4096, float), cases.aligned(4096, float)
     params[:], prior_prec[:] = np.linspace(-1.0, 1.0, 4096), 2.0
     posterior_fn, _ = laplax.laplace(
         lambda input, params: input * params.sum(),
