@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import laplax
-from laplax._tree import ParamSpace
+from laplax._space import ParamSpace
 from laplax.structures import (
     BlockDiagonal,
     Dense,

@@ -10,7 +10,7 @@ import pytest
 
 import cases
 import laplax
-from laplax._tree import ParamSpace
+from laplax._space import ParamSpace
 from laplax.likelihoods import as_likelihood
 
 X = cases.random(7, 2, seed=4)

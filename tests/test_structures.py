@@ -7,7 +7,7 @@ import pytest
 from jax.test_util import check_grads
 
 import cases
-from laplax._tree import ParamSpace
+from laplax._space import ParamSpace
 from laplax.posterior import Posterior
 from laplax.structures import BlockDiagonal, LowRank
 

@@ -11,7 +11,7 @@ import pytest
 
 import cases
 import laplax
-from laplax._tree import ParamSpace
+from laplax._space import ParamSpace
 
 PARAMS = {f"Dense_{i}": layer for i, layer in enumerate(cases.mlp())}
 X, Y = cases.random(7, 2, seed=4), cases.TARGETS["mse"]

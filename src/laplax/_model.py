@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from . import _core as core
-from ._tree import ParamSpace, PyTree, by_shapes
+from ._space import ParamSpace
+from ._tree import PyTree, by_shapes
 
 if TYPE_CHECKING:
     from .taps import Program

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._tree import ParamSpace, PyTree, is_concrete, pytree, static
+from ._space import ParamSpace
+from ._tree import PyTree, is_concrete, pytree, static
 from .likelihoods import Likelihood, as_likelihood
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._enums import check_names
-from ._tree import ParamSpace, PyTree, is_concrete, leaf_names, owned
+from ._space import ParamSpace
+from ._tree import PyTree, is_concrete, leaf_names, owned
 from .likelihoods import Likelihood
 
 NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")

@@ -10,7 +10,8 @@ import numpy as np
 
 from ._enums import near_miss
 from ._model import Traced
-from ._tree import ParamSpace, PyTree, leaf_names
+from ._space import ParamSpace
+from ._tree import PyTree, leaf_names
 from .taps import Program
 from .taps._uses import LinearUse
 

@@ -13,7 +13,8 @@ from .._data import Batch, Data, Loader
 from .._fold import Chunking, Zeros, fold
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
 from .._model import Model, ModelCost, Traced
-from .._tree import ParamSpace, PyTree, by_shapes, is_concrete, pytree, static
+from .._space import ParamSpace
+from .._tree import PyTree, by_shapes, is_concrete, pytree, static
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 

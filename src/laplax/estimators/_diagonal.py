@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .._data import Batch
 from .._fold import Zeros
-from .._tree import ParamSpace
+from .._space import ParamSpace
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import progress_bar
-from .._tree import ParamSpace
+from .._space import ParamSpace
 from ..curvature import CurvatureOperator
 
 GROUP = 4  # rows that share a reading of the vector; one program for every number up to it

@@ -16,7 +16,8 @@ from .._linalg import eigh
 from .._machine import MEMORY_BUDGET
 from .._model import Model
 from .._problem import make_problem
-from .._tree import ParamSpace, PyTree
+from .._space import ParamSpace
+from .._tree import PyTree
 from ..curvature._kinds import Curvature, OuterProductCurvature
 from ..curvature._operator import CurvatureOperator, LocalCurvature
 from ..estimators._full import GIB, _eigenpairs, total_memory

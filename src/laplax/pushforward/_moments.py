@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from .._enums import Predictive, Pushforward
 from .._machine import CPU_CACHE, even_size
 from .._model import Model, Traced, traced
-from .._tree import ParamSpace, PyTree, one_of
+from .._space import ParamSpace
+from .._tree import PyTree, one_of
 from ..posterior import Posterior
 from ..structures import Jacobian, Precision, Structure
 from ..taps import TapJacobian, jacobian_bytes

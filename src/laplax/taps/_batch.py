@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._machine import on_cpu
 from .._model import Model
-from .._tree import ParamSpace, PyTree
+from .._space import ParamSpace
+from .._tree import PyTree
 from ..curvature._kinds import OuterProductCurvature
 from ..curvature._operator import LocalCurvature
 from ..likelihoods import weigh
 from ._coverage import Coverage
 from ._program import Program
-from ._uses import EmbeddingUse, MatmulUse, transpose_map
+from ._uses import EmbeddingUse, LinearUse, MatmulUse, transpose_map
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -169,9 +170,11 @@ def _uncovered_rows(
 @functools.lru_cache(maxsize=64)
 def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
-    # What flows into a bias is what flows into the product that it is added to.
-    taps = zip(program.uses, program.out_structs, strict=True)
-    outs = sum(math.prod(s.shape) for use, s in taps if getattr(use, "added_to", None) is None)
+    outs = 0
+    for use, out in zip(program.uses, program.out_structs, strict=True):
+        # What flows into a bias is what flows into the product that it is added to.
+        counted = isinstance(use, LinearUse) and use.added_to is not None
+        outs += 0 if counted else math.prod(out.shape)
     widest = 0
     for i, (_, size) in space.slices.items():
         own = program.uses_of(i)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from .._model import Model, traced
-from .._tree import ParamSpace, PyTree, one_of
+from .._space import ParamSpace
+from .._tree import PyTree, one_of
 from ..structures import Jacobian, Outer
 from ..structures._coordinates import SparseCoordinates
 from ..structures._jacobian import Group

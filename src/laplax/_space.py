@@ -1,0 +1,211 @@
+"""Parameters as one flat vector: the order of leaves is `jax.tree.leaves`, each in C order."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._tree import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """Some entries of one leaf: their flat indices, ascending, as the bytes of an int64 array.
+
+    Bytes keep their hash once it is computed, so that a space with many indices stays cheap as a
+    static part of compiled functions.
+    """
+
+    buffer: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> "Elements":
+        """The entries at which a boolean mask is true."""
+        return cls(np.flatnonzero(mask).astype(np.int64).tobytes())
+
+    @classmethod
+    def chosen(cls, mask: bool | np.ndarray) -> "Elements | bool":
+        """A truth value for a mask that is the same everywhere: a whole leaf, in or out."""
+        if isinstance(mask, bool):
+            return mask
+        some = bool(np.any(mask))
+        return cls.of(np.asarray(mask)) if some and not np.all(mask) else some
+
+    @property
+    def indices(self) -> np.ndarray:
+        """The flat indices."""
+        return np.frombuffer(self.buffer, np.int64)
+
+    def take(self, flat: jax.Array) -> jax.Array:
+        """The entries out of (*batch, leaf size)."""
+        return flat.at[..., self.indices].get(**_DISTINCT)
+
+    def place(self, part: jax.Array, size: int) -> jax.Array:
+        """The entries at their places in (*batch, size), and zero elsewhere: `take` transposed."""
+        zeros = jnp.zeros((*part.shape[:-1], size), part.dtype)
+        return zeros.at[..., self.indices].set(part, **_DISTINCT)
+
+
+# What XLA need not check about static, ascending indices.
+_DISTINCT: dict[str, Any] = {
+    "indices_are_sorted": True,
+    "unique_indices": True,
+    "mode": "promise_in_bounds",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpace:
+    """The vector space R^P in which the parameters vary: all leaves, or those `selected`.
+
+    Of a selected leaf all entries vary, or those in `elements` where that is not None.
+
+    Frozen configuration (hashable), so that it can be a static part of compiled functions.
+    `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
+    """
+
+    treedef: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    dtype: Any
+    selected: tuple[bool, ...]
+    elements: tuple[Elements | None, ...]
+
+    @classmethod
+    def of(cls, params: PyTree, masks: Sequence[bool | np.ndarray] | None = None) -> "ParamSpace":
+        """Read the space off a pytree of floating-point arrays.
+
+        `masks` say what varies, leaf by leaf: a truth value, or one for each entry.
+        """
+        leaves, treedef = jax.tree.flatten(params)
+        kinds = tuple([(tuple(leaf.shape), jnp.dtype(leaf.dtype)) for leaf in leaves])
+        masks = [True] * len(leaves) if masks is None else masks
+        return _space(treedef, kinds, tuple([Elements.chosen(mask) for mask in masks]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: a hash holds in one process only."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """A space is looked up several times in every fit."""
+        return hash((self.treedef, self.shapes, self.dtypes, self.selected, self.elements))
+
+    @functools.cached_property
+    def slices(self) -> dict[int, tuple[int, int]]:
+        """Where each selected leaf lies in the flat vector: its number to (start, size)."""
+        found, start = {}, 0
+        for i, (shape, chosen) in enumerate(zip(self.shapes, self.selected, strict=True)):
+            if chosen:
+                elements = self.elements[i]
+                size = math.prod(shape) if elements is None else len(elements.indices)
+                found[i] = (start, size)
+                start += size
+        return found
+
+    @functools.cached_property
+    def size(self) -> int:
+        """P, the number of parameters that vary."""
+        return sum(size for _, size in self.slices.values())
+
+    @functools.cached_property
+    def whole(self) -> "ParamSpace":
+        """The space of all entries of the selected leaves: what derivatives are computed in."""
+        return dataclasses.replace(self, elements=(None,) * len(self.elements))
+
+    @functools.cached_property
+    def is_all_leaves(self) -> bool:
+        """Whether the flat vector is nothing but all leaves, one after the other."""
+        whole = all(self.selected) and all(part is None for part in self.elements)
+        return whole and all(dtype == self.dtype for dtype in self.dtypes)
+
+    def parts(self) -> dict[int, str]:
+        """The leaves of which only some entries vary, with how many: `12 of 64 elements`."""
+        return {
+            i: f"{size} of {math.prod(self.shapes[i])} elements"
+            for i, (_, size) in self.slices.items()
+            if self.elements[i] is not None
+        }
+
+    def flatten_leaf(self, i: int, leaf: Any, batch_ndim: int = 0) -> jax.Array:
+        """What varies of leaf number i, shape (*batch, size), in the accumulation dtype."""
+        flat, elements = jnp.asarray(leaf), self.elements[i]
+        flat = flat.reshape(*flat.shape[:batch_ndim], -1)
+        return (flat if elements is None else elements.take(flat)).astype(self.dtype)
+
+    def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
+        """What varies to one array of shape (*batch, P) in the accumulation dtype."""
+        flat = [
+            self.flatten_leaf(i, leaf, batch_ndim)
+            for i, (leaf, chosen) in enumerate(
+                zip(jax.tree.leaves(tree), self.selected, strict=True)
+            )
+            if chosen
+        ]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+
+    def unflatten(self, flat: jax.Array) -> PyTree:
+        """An array (*batch, P) to leaves (*batch, *leaf shape) in the leaves' own dtypes.
+
+        What does not vary is zero: this is a direction, a difference or a variance.
+        """
+        batch, slices = flat.shape[:-1], self.slices
+        leaves = []
+        for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            if i not in slices:
+                leaves.append(jnp.zeros((*batch, *shape), dtype))
+                continue
+            start, size = slices[i]
+            part = jax.lax.slice_in_dim(flat, start, start + size, axis=flat.ndim - 1)
+            part, elements = part.astype(dtype), self.elements[i]
+            if elements is not None:
+                part = elements.place(part, math.prod(shape))
+            leaves.append(part.reshape(*batch, *shape))
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def is_flat(self, vector: PyTree) -> bool:
+        """Whether `vector` is a flat (P,) array rather than a pytree like `params`."""
+        structure = jax.tree.structure(vector)
+        is_array = jax.tree_util.all_leaves([vector])
+        shape = jnp.shape(vector) if is_array else None
+        if structure == self.treedef and (not is_array or shape == self.shapes[0]):
+            return False
+        if shape == (self.size,):
+            return True
+        raise ValueError(
+            f"expected a pytree like params ({self.treedef}) or a flat vector of shape "
+            f"({self.size},); got {structure if shape is None else f'an array of shape {shape}'}"
+        )
+
+    def apply(self, fn: Any, vector: PyTree) -> PyTree:
+        """Apply a map of flat vectors to a pytree or a flat vector; the same form comes back."""
+        if self.is_flat(vector):
+            return fn(jnp.asarray(vector).astype(self.dtype))
+        shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(vector))
+        if shapes != self.shapes:
+            raise ValueError(f"leaves of shapes {shapes} given; params have {self.shapes}")
+        return self.unflatten(fn(self.flatten(vector)))
+
+
+@functools.lru_cache(maxsize=256)  # one object, which remembers its sizes, for equal spaces
+def _space(
+    treedef: Any, kinds: tuple[tuple[Any, Any], ...], chosen: tuple[Elements | bool, ...]
+) -> ParamSpace:
+    # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
+    wide = max((jnp.finfo(dtype).bits for _, dtype in kinds), default=32) > 32
+    return ParamSpace(
+        treedef=treedef,
+        shapes=tuple(shape for shape, _ in kinds),
+        dtypes=tuple(dtype for _, dtype in kinds),
+        dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
+        selected=tuple(part is not False for part in chosen),
+        elements=tuple(part if isinstance(part, Elements) else None for part in chosen),
+    )
