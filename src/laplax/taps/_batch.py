@@ -171,9 +171,9 @@ def _uncovered_rows(
 def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
     outs = 0
-    for use, out in zip(program.uses, program.out_structs, strict=True):
+    for tap, out in zip(program.uses, program.out_structs, strict=True):
         # What flows into a bias is what flows into the product that it is added to.
-        counted = isinstance(use, LinearUse) and use.added_to is not None
+        counted = isinstance(tap, LinearUse) and tap.added_to is not None
         outs += 0 if counted else math.prod(out.shape)
     widest = 0
     for i, (_, size) in space.slices.items():
