@@ -103,6 +103,29 @@ def test_a_masked_token_is_a_token_that_is_not_there(curv_type, approx, padding)
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("approx", ["expand", "reduce"])
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_a_weight_is_an_example_taken_that_often(curv_type, approx, scale):
+    times = np.asarray([1, 3, 0, 2, 1, 4])
+    params = {"b": random(2), "w": random(3, 2, seed=1)}
+    x, y = random(6, 5, 3, seed=4), random(6, 5, 2, seed=5)
+    options = {"approx": approx, "batch_size": 4}
+    repeated = (jnp.repeat(x, times, axis=0), jnp.repeat(y, times, axis=0))
+    expected = scale * dense(shared_linear, params, repeated, curv_type, **options)
+    for weight in (times, np.repeat(times[:, None], 5, axis=1)):  # an example's, its tokens'
+        data = (x, y, jnp.asarray(scale * weight))
+        actual = dense(shared_linear, params, data, curv_type, **options)
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_kfac_is_exact_for_a_deep_linear_net_with_weights(curv_type):
+    data = (X, Y, jnp.linspace(0.1, 3.0, 9))
+    expected = dense(deep_linear, PARAMS, data, "full")
+    assert_blocks_equal(dense(deep_linear, PARAMS, data, curv_type), expected, JOINT)
+
+
 def test_lengths_may_differ_from_example_to_example():
     """Expand over all tokens that there are: as many examples of one token each."""
     params = {"b": random(2), "w": random(3, 2, seed=1)}

@@ -11,6 +11,7 @@ import cases
 import laplax
 from laplax import predictives
 from laplax._enums import Predictive, Pushforward
+from laplax.likelihoods import Likelihood
 from laplax.pushforward import Prediction, predictive
 
 X = cases.random(7, 2, seed=4)
@@ -235,6 +236,82 @@ def test_a_poisson_rate_is_the_mean_of_a_log_normal():
     fields = ["samples", "pred_act"]
     p = predict(fields, loss_fn="poisson", pushforward_type="nonlinear", num_samples=5)
     assert_close(p.pred_act, np.exp(p.samples).mean(axis=0))
+
+
+class Own(Likelihood):
+    """As a reader of the documentation writes one: three methods."""
+
+    def event_loss(self, f, y):
+        return jnp.sqrt(1 + (f - y) ** 2)
+
+    def event_factor(self, f, y):
+        return ((1 + (f - y) ** 2) ** -0.75)[..., None]
+
+    def check_target_shape(self, f, y):
+        return
+
+
+class Odds(Own):
+    def link(self, f):
+        return jax.nn.sigmoid(f)
+
+
+class Shares(Likelihood):
+    """A link of whole vectors."""
+
+    event_ndim = 1
+
+    def event_loss(self, f, y):
+        return 0.5 * jnp.sum((f - y) ** 2, axis=-1)
+
+    def event_factor(self, f, y):
+        return jnp.broadcast_to(jnp.eye(f.shape[-1]), (*f.shape, f.shape[-1]))
+
+    def check_target_shape(self, f, y):
+        return
+
+    def link(self, f):
+        return jax.nn.softmax(f, axis=-1)
+
+
+class Sheets(Shares):
+    event_ndim = 2
+
+
+def own_predictive(likelihood, **options):
+    data = (X, cases.random(7, 3, seed=8))
+    posterior_fn, _ = laplax.laplace(
+        cases.mlp_fn, cases.mlp((2, 4, 3)), data, loss_fn=likelihood, curv_type="diagonal"
+    )
+    return predictive(posterior_fn, cases.mlp_fn, **options)({"prior_prec": 0.6})
+
+
+def test_the_mean_of_y_of_an_own_likelihood_is_that_of_its_link():
+    p = own_predictive(Own())(X)
+    assert_close(p.pred_act, p.pred_mean)  # the identity
+    p = own_predictive(Odds())(X)
+    steps = np.linspace(-12, 12, 20_001)[:, None, None]  # a fine Riemann sum
+    density = np.exp(-0.5 * steps**2)
+    at = jax.nn.sigmoid(p.pred_mean + steps * jnp.sqrt(p.pred_var))
+    assert_close(p.pred_act, np.sum(density * at, axis=0) / density.sum(), rtol=1e-6)
+
+
+def test_a_link_of_vectors_sees_draws_from_the_joint_gaussian():
+    count = 20_000
+    p = own_predictive(Shares(), num_samples=count)(X, fields=["pred_mean", "pred_cov", "pred_act"])
+    z = predictives.gaussian_samples(jax.random.key(99), p.pred_mean, p.pred_cov, count)
+    fresh = np.asarray(jax.nn.softmax(z, axis=-1))
+    error = np.sqrt(2 / count) * fresh.std(axis=0)
+    assert np.max(np.abs(p.pred_act - fresh.mean(axis=0)) / error) < 5
+    alone = own_predictive(Shares(), num_samples=count)(X, fields=["pred_act"])
+    assert_close(alone.pred_act, p.pred_act)
+
+
+def test_an_event_of_two_axes_has_a_mean_of_y_over_sampled_networks_alone():
+    event = {"likelihood": Sheets(), "num_samples": 4}
+    assert "pred_act" not in own_predictive(**event).recipe.allowed_fields
+    p = own_predictive(**event, pushforward_type="nonlinear")(X, fields=["samples", "pred_act"])
+    assert_close(p.pred_act, jax.nn.softmax(p.samples, axis=-1).mean(axis=0))
 
 
 def test_the_dirichlet_of_the_bridge_has_the_predicted_mean():

@@ -1,7 +1,6 @@
 """KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
 
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -184,16 +183,16 @@ def _add_factors(
     leaves = jax.tree.leaves(local.params)
     inputs, outputs, counts = [], [], []
     for layer in plan.layers:
-        g = tapped.gradient(layer.tap)
-        seen = _seen_positions(batch, g)
-        a = layer.operand(tapped.operand(layer.tap)) * seen[:, None, :, None]
+        a, g = layer.operand(tapped.operand(layer.tap)), tapped.gradient(layer.tap)
+        share = _position_weights(batch, g)
         if plan.reduce:
-            own = jnp.maximum(jnp.sum(seen, axis=1), 1)[:, None, None, None]
-            a, g = jnp.sum(a, axis=2, keepdims=True) / own, jnp.sum(g, axis=3, keepdims=True)
-            seen = jnp.max(seen, axis=1)
-        inputs.append(second_moment(a, 1))
+            own = jnp.sum(share, axis=1, keepdims=True)
+            mean = jnp.einsum("nbti,nt->nbi", a, share / jnp.where(own > 0, own, 1))
+            a, g = mean[:, :, None], jnp.sum(g, axis=3, keepdims=True)
+            share = _mean_of_nonzero(share)
+        inputs.append(second_moment(a * jnp.sqrt(share)[:, None, :, None], 1))
         outputs.append(second_moment(g, 2))
-        counts.append(jnp.sum(seen))  # N T, or N where positions were reduced to one
+        counts.append(jnp.sum(share))  # N T without weights, or N if positions become one
     dense = []
     for i in plan.dense:
         rows = _leaf_rows(tapped, i, leaves[i])
@@ -203,16 +202,27 @@ def _add_factors(
     return jax.tree.map(jnp.add, sums, {**new, "dense": dense, "diagonal": diagonal})
 
 
-def _seen_positions(batch: Batch, g: jax.Array) -> jax.Array:
-    """One where a position (n, T) of a layer takes part, for its gradients g (n, K, B, T, O).
+def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
+    """How often a position (n, T) of a layer counts, for its gradients g (n, K, B, T, O).
 
-    Of tokens that are masked those do through which other tokens' losses flow, as in attention.
+    A weight w is the example, or the token, taken w times. Of tokens that are masked those count
+    through which other tokens' losses flow, as in attention.
     """
-    shape, weight = (g.shape[0], g.shape[3]), batch.weight
-    if weight is None or weight.ndim == 1 or math.prod(weight.shape[1:]) != shape[1]:
-        return jnp.broadcast_to(batch.counted[:, None], shape).astype(g.dtype)
+    shape = g.shape[0], g.shape[3]
+    if batch.weight is None:
+        return jnp.ones(shape, g.dtype)
+    weight = batch.weight.reshape(shape[0], -1).astype(g.dtype)
+    example = _mean_of_nonzero(weight)
+    if weight.shape != shape:
+        return jnp.broadcast_to(example, shape)
     reached = jnp.any(g != 0, axis=(1, 2, 4))
-    return ((weight.reshape(shape) != 0) | reached).astype(g.dtype)
+    return jnp.where(weight != 0, weight, jnp.where(reached, example, 0))
+
+
+def _mean_of_nonzero(weight: jax.Array) -> jax.Array:
+    """The weight (n, 1) of an example from those of its positions (n, T)."""
+    taking_part = jnp.sum((weight != 0).astype(weight.dtype), axis=1, keepdims=True)
+    return jnp.sum(weight, axis=1, keepdims=True) / jnp.maximum(taking_part, 1)
 
 
 def second_moment(x: jax.Array, axis: int) -> jax.Array:

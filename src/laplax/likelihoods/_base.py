@@ -7,8 +7,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._tree import ByValue, pytree
+
+QUADRATURE_NODES = 32  # of Gauss and Hermite: exact for polynomials of degree 63
 
 
 @pytree
@@ -60,6 +63,13 @@ class Likelihood(ByValue, abc.ABC):
     def link(self, f: jax.Array) -> jax.Array:
         """Output to the mean of y (probabilities, rates)."""
         return f
+
+    def expected_link(self, mean: jax.Array, var: jax.Array) -> jax.Array:
+        """The mean of `link(f)` over f ~ N(mean, var), for events of one number: by quadrature."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
+        at = jnp.asarray(nodes, mean.dtype).reshape(-1, *(1,) * mean.ndim)
+        share = jnp.asarray(weights / weights.sum(), mean.dtype)
+        return jnp.tensordot(share, self.link(mean + at * jnp.sqrt(var)), axes=1)
 
     def event_constant(self, f: jax.Array, y: jax.Array) -> jax.Array:
         """log p(y | f) + l(f, y) of every event, shape `batch`."""

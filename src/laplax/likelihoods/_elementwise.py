@@ -79,6 +79,10 @@ class Poisson(Likelihood):
         """Rates."""
         return jnp.exp(f)
 
+    def expected_link(self, mean: jax.Array, var: jax.Array) -> jax.Array:
+        """The mean of a log-normal."""
+        return jnp.exp(mean + 0.5 * var)
+
     def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
         """The target has the output's shape, exactly."""
         require_same_shape(self.name, f.shape, y)

@@ -57,13 +57,23 @@ class Recipe:
         return isinstance(self.likelihood, Categorical | Bernoulli)
 
     @property
+    def draws_outputs(self) -> bool:
+        """Whether the mean of y is taken over draws: a link of whole vectors, not a known one."""
+        own = not self.regression and not self.classification
+        linear = self.pushforward is Pushforward.LINEAR
+        return own and linear and self.likelihood.event_ndim == 1
+
+    @property
     def default_fields(self) -> tuple[str, ...]:
         """What comes without asking."""
         if self.regression:
             return REGRESSION
         if self.classification:
             return (*BASE, "pred_act", "log_pred_act")
-        return BASE if isinstance(self.likelihood, Custom) else (*BASE, "pred_act")
+        # The mean of y needs a link, and under a Gaussian an event of at most one axis.
+        linked = not isinstance(self.likelihood, Custom)
+        linked &= self.likelihood.event_ndim in (0, 1) or self.pushforward is Pushforward.NONLINEAR
+        return (*BASE, "pred_act") if linked else BASE
 
     @property
     def allowed_fields(self) -> tuple[str, ...]:
@@ -99,6 +109,7 @@ class Recipe:
             or (categorical and "mutual_information" in fields)
             or (categorical and bool(probabilities) and self.predictive in NEEDS_COV)
             or "dirichlet" in fields
+            or ("pred_act" in fields and self.draws_outputs)
         )
 
 
@@ -222,8 +233,10 @@ def _mean_of_y(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
         return jnp.exp(log_probabilities(recipe, moments, key)[..., 1])
     if moments.samples is not None and recipe.pushforward is Pushforward.NONLINEAR:
         return jnp.mean(likelihood.link(moments.samples), axis=0)
+    if recipe.draws_outputs:
+        return jnp.mean(likelihood.link(logits(recipe, moments, key)), axis=0)
     assert moments.var is not None
-    return likelihood.link(moments.mean + 0.5 * moments.var)  # log link: a log-normal's mean
+    return likelihood.expected_link(moments.mean, moments.var)
 
 
 def event_covariance(moments: Moments) -> jax.Array:
