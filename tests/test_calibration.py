@@ -481,7 +481,6 @@ STARTS = {
         ("per layer", "nll"),
         ("all", "nll"),
         ("temperature", "nll"),
-        ("temperature", "marginal_log_likelihood"),
     ],
 )
 def test_gradient_descent_moves_every_hyperparameter_and_lowers_the_objective(objective, given):
@@ -530,7 +529,7 @@ def test_the_trace_of_gradient_descent_holds_the_values_of_its_points(objective)
 def test_another_optimizer_takes_its_own_steps_in_log_space():
     case = cases.regression(0.4, 0.5)
     posterior_fn, _ = laplax.laplace(case.model_fn, case.params, case.data, loss_fn="mse")
-    initial = {"prior_prec": 2.0, "sigma_squared": 0.7, "temperature": 1.3}
+    initial = {"prior_prec": 2.0, "sigma_squared": 0.7}
     _, made = laplax.calibration(
         posterior_fn,
         case.model_fn,
@@ -758,6 +757,25 @@ def test_a_flat_objective_warns():
         calibrate(lambda pred_mean, target: (pred_mean - target) ** 2, "grid_search")
 
 
+@pytest.mark.parametrize("steps", [100, 300])
+def test_a_search_without_an_optimum_warns(steps):
+    """The log variance has a slope everywhere: the answer is where the steps end."""
+    moving = f"'prior_prec' went .* and 'sigma_squared' went .* of its {steps} steps"
+    with pytest.warns(CalibrationWarning, match=moving) as caught:
+        calibrate(lambda pred_var: jnp.log(pred_var), GradientDescent(num_steps=steps))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("best", [0.1, 0.8, 10.0])
+def test_a_search_that_arrives_does_not_warn(best):
+    def distance(best, arguments):
+        return jnp.square(jnp.log(arguments["prior_prec"] / best))
+
+    objective = jax.tree_util.Partial(distance, best)
+    chosen, _ = GradientDescent().search(objective, {"prior_prec": 1.0}, progress=False)
+    np.testing.assert_allclose(chosen["prior_prec"], best, rtol=0.02)
+
+
 def test_a_warning_points_at_the_line_that_called_calibration():
     with pytest.warns(CalibrationWarning, match="edge") as caught:
         calibrate(distance_to(10.0), GridSearch(grid=[0.1, 1.0, 10.0]))
@@ -824,6 +842,14 @@ BAD = {
     "weights": (
         {"data": weighted(), "calibration_objective": "nll"},
         "data for evaluation and calibration takes no weight",
+    ),
+    "a grid of several": (
+        {"prior_arguments": {"prior_prec": PER_LAYER}},
+        "a grid search chooses one prior precision for all.*'gradient_descent'",
+    ),
+    "temperature by evidence": (
+        {"calibration_method": "gradient_descent", "prior_arguments": {"temperature": 1.0}},
+        "the evidence cannot choose a temperature",
     ),
     "field": (
         {"calibration_objective": lambda pred_act, target: pred_act},

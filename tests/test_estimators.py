@@ -193,6 +193,16 @@ def test_lobpcg_iterates_where_a_dense_matrix_would_cost_more():
     np.testing.assert_allclose(few.structure.eigenvalues, many.structure.eigenvalues[:3], rtol=1e-8)
 
 
+def test_lobpcg_inside_jit():
+    data, _ = with_spectrum(SPECTRA["distinct"])
+    values = jax.jit(lambda x: fit((x, data[1]), "lobpcg", rank=3).structure.eigenvalues)(data[0])
+    np.testing.assert_allclose(values, SPECTRA["distinct"][:3], rtol=1e-8)
+    nothing = jax.jit(lambda x: fit((x, data[1]), "lobpcg", rank=3).structure.eigenvalues)(
+        jnp.zeros_like(data[0])
+    )
+    assert np.all(np.isnan(nothing))  # a breakdown is seen, not answered
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_full_keeps_no_direction_that_is_round_off(dtype):
     """19 rows of rank five: eight columns stay, since ranks are rounded up."""

@@ -106,6 +106,8 @@ def calibration(
             CalibrationObjective, calibration_objective, "calibration_objective"
         )
     initial = _initial(prior_arguments, posterior_fn)
+    if calibration_objective is EVIDENCE and isinstance(method, GradientDescent):
+        _refuse_temperature(initial)
     made = predictive(
         posterior_fn,
         model_fn,
@@ -144,6 +146,16 @@ def _resolve_method(method: Any) -> Method:
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
     raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
+
+
+def _refuse_temperature(initial: Mapping[str, Any]) -> None:
+    """p(D | theta)^(1 / temperature) is no density of D: it improves without end."""
+    if "temperature" in initial:
+        raise ValueError(
+            "the evidence cannot choose a temperature: a tempered likelihood is no density, and "
+            "its evidence grows without end. Leave 'temperature' out of prior_arguments, choose it "
+            "by calibration_objective='nll' on held-out data, or keep it fixed in a grid search"
+        )
 
 
 def _initial(given: Mapping[str, Any] | None, posterior_fn: PosteriorFn) -> dict[str, Any]:

@@ -77,6 +77,12 @@ class GridSearch(Method):
         self, objective: Any, initial: dict[str, Any], progress: bool | None
     ) -> tuple[dict[str, Any], Trace]:
         """Evaluate every point, take the best finite one."""
+        if not _is_scalar(initial["prior_prec"]):
+            raise ValueError(
+                "a grid search chooses one prior precision for all parameters, but prior_arguments "
+                "has several; write calibration_method='gradient_descent', which starts from them "
+                "and moves each, or leave 'prior_prec' out"
+            )
         # On the host, where a look at a few numbers compiles nothing.
         grid = self.grid
         if grid is None:
@@ -92,6 +98,10 @@ class GridSearch(Method):
         _warn_about_grid(grid, values, best)
         found = {**initial, "prior_prec": jnp.asarray(grid[best])}
         return found, Trace({"prior_prec": jnp.asarray(grid)}, jnp.asarray(values))
+
+
+def _is_scalar(value: Any) -> bool:
+    return jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
 
 
 POINTS_AT_ONCE = 10
@@ -188,8 +198,36 @@ class GradientDescent(Method):
         seen = np.asarray(trace.values)
         best = _best(seen, trace.points)
         _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
+        _warn_if_moving({n: x for n, x in trace.points.items() if _is_scalar(initial[n])})
         chosen = jax.tree.map(lambda x: x[best], trace.points)
         return {**fixed, **chosen}, trace
+
+
+def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
+    """Where there is no optimum, the answer is nothing but where the steps ended.
+
+    Only numbers that stand alone: of one per layer or parameter some have no optimum as a rule,
+    for a parameter that the data do not need.
+    """
+    moving = []
+    for name, values in points.items():
+        logs = np.log(np.asarray(values))
+        start, middle, end = logs[0], logs[logs.size // 2], logs[-1]
+        if abs(end - middle) > max(LAST_MOVE, SETTLED * abs(middle - start)):
+            moving.append(f"{name!r} went from {np.exp(middle):.3g} to {np.exp(end):.3g}")
+    if moving:
+        warnings.warn(
+            f"gradient descent did not settle: {' and '.join(moving)} in the second half of its "
+            f"{logs.size} steps. Give it more: calibration_method=GradientDescent(num_steps=..., "
+            "learning_rate=...); if it still moves, the objective has no optimum there",
+            CalibrationWarning,
+            stacklevel=4,
+        )
+
+
+# In natural logarithms. With the default schedule a search that moves all the time makes a fifth of
+# its way in the second half; one that has arrived makes next to none.
+LAST_MOVE, SETTLED = 0.1, 0.1
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

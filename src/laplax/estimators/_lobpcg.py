@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._data import Batch, Loader
 from .._fold import Chunking, fold
 from .._linalg import eigh
+from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product
 from ..structures import LowRank, Structure
@@ -63,7 +64,8 @@ class Lobpcg(Estimator):
             )
         key = jax.random.key(0) if self.key is None else self.key
         start = jax.random.normal(key, (operator.size, rank), operator.space.dtype)
-        if not bool(jnp.any(operator.mm(start.T))):  # JAX's routine divides by the largest value
+        product = operator.mm(start.T)
+        if is_concrete(product) and not bool(jnp.any(product)):  # it divides by the largest value
             return jnp.zeros(rank, start.dtype), jnp.linalg.qr(start)[0], jnp.zeros((), int)
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
         chunking = operator.chunking(operator.product_bytes(3 * rank))
@@ -72,8 +74,10 @@ class Lobpcg(Estimator):
         values, vectors, iterations = _lobpcg(chunking, self.max_iterations, tol, *args)
         gram = vectors.T @ vectors - jnp.eye(rank, dtype=vectors.dtype)
         limit = float(jnp.finfo(start.dtype).eps) ** 0.5
-        # Not a number fails this comparison, too.
-        if not bool(jnp.isfinite(values).all()) or not float(jnp.abs(gram).max()) <= limit:
+        sound = jnp.isfinite(values).all() & (jnp.abs(gram).max() <= limit)
+        if not is_concrete(sound):  # inside jit the failure travels as NaN
+            return jnp.where(sound, values, jnp.nan), vectors, iterations
+        if not bool(sound):
             raise ValueError(
                 "JAX's LOBPCG broke down on this curvature (its eigenvalues are not finite or its "
                 "basis is not orthonormal), as it does when the rank asked for exceeds the rank of "
