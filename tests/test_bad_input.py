@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likelihood
+from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likelihood, predictive
 from laplax._tree import all_finite
 from laplax.likelihoods import Custom, Gaussian
 
@@ -138,6 +138,11 @@ def test_a_wrong_name_is_refused_before_the_model_is_called(options, error, mess
 def test_a_count_below_one_is_refused(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 1; got 0"):
         fit(**{name: 0})
+
+
+def test_a_part_of_an_unknown_whole_is_refused():
+    with pytest.raises(ValueError, match="num_curv_samples is the part of num_total_samples"):
+        fit(num_curv_samples=3)
 
 
 def test_the_policy_of_a_callable_loss_is_a_name_too():
@@ -546,6 +551,30 @@ def test_half_precision_parameters_accumulate_in_float32(dtype, curv_type):
     for got, expected in zip(jax.tree.leaves(half), jax.tree.leaves(single), strict=True):
         scale = float(jnp.max(jnp.abs(expected)))
         np.testing.assert_allclose(got.astype(jnp.float32), expected, rtol=0.03, atol=0.03 * scale)
+
+
+@pytest.mark.parametrize("curv_type", ["full", "diagonal", "kfac", "block_diagonal", "lanczos"])
+def test_a_leaf_without_entries_changes_nothing(curv_type):
+    def answer(params):
+        posterior_fn, estimate = fit(params=params, curv_type=curv_type)
+        prob_predictive = predictive(posterior_fn, linear)({"prior_prec": 1.0})
+        return estimate.to_dense(), prob_predictive(X).pred_var
+
+    more = answer({"a": jnp.zeros((0, 2)), **PARAMS, "z": jnp.zeros(0)})
+    for got, expected in zip(more, answer(PARAMS), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_linear_samples_of_half_precision_have_the_predicted_variance():
+    """A posterior that is narrower than the steps between two numbers of the dtype."""
+    data, params = in_dtype((X, Y), jnp.bfloat16), in_dtype(PARAMS, jnp.bfloat16)
+    posterior_fn, _ = fit(data, params=params)
+    prob_predictive = predictive(posterior_fn, linear, num_samples=2000)(
+        {"prior_prec": 1.0, "sigma_squared": 1e-6}
+    )
+    made = prob_predictive(data[0], fields=["pred_var", "samples"])
+    ratio = jnp.var(made.samples, axis=0) / made.pred_var
+    np.testing.assert_allclose(ratio, jnp.ones_like(ratio), atol=5 * np.sqrt(2 / 2000))
 
 
 def test_one_data_point_is_enough():

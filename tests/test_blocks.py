@@ -126,6 +126,31 @@ def test_kfac_is_exact_for_a_deep_linear_net_with_weights(curv_type):
     assert_blocks_equal(dense(deep_linear, PARAMS, data, curv_type), expected, JOINT)
 
 
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_expand_is_exact_with_a_weight_for_every_token(curv_type):
+    params = {"b": random(2), "w": random(3, 2, seed=1)}
+    weight = jnp.abs(random(6, 5, seed=6)).at[2].set(0.0).at[3, 1].set(0.0)
+    data = (random(6, 5, 3, seed=4), random(6, 5, 2, seed=5), weight)
+    actual = dense(shared_linear, params, data, curv_type, batch_size=4)
+    expected = dense(shared_linear, params, data, "full")
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
+def test_weights_of_outputs_are_not_taken_for_weights_of_positions(curv_type):
+    """Four positions, summed, and four outputs: their order is nothing to the first weight."""
+
+    def pooled(input, params):
+        return jnp.tanh(input @ params["w"]).sum(0) @ params["v"]
+
+    v, w, x = random(5, 4), random(3, 5, seed=1), random(6, 4, 3, seed=2)
+    weight, found = jnp.broadcast_to(jnp.asarray([5.0, 1.0, 2.0, 1.0]), (6, 4)), []
+    for order in (jnp.arange(4), jnp.asarray([2, 3, 1, 0])):
+        data = (x, jnp.zeros((6, 4)), weight[:, order])
+        found.append(dense(pooled, {"v": v[:, order], "w": w}, data, curv_type)[20:, 20:])
+    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-11)
+
+
 def test_lengths_may_differ_from_example_to_example():
     """Expand over all tokens that there are: as many examples of one token each."""
     params = {"b": random(2), "w": random(3, 2, seed=1)}

@@ -505,6 +505,47 @@ def test_the_objective_scales_batches_and_measures_the_rkhs_norm():
     check_grads(lambda p: objective(p, (x, y), x), (params,), order=1, modes=["rev"], rtol=1e-4)
 
 
+def test_the_objective_does_not_count_what_is_masked():
+    x, y, mask = jnp.linspace(0.0, 1.0, 4), jnp.ones(4), jnp.asarray([1.0, 1.0, 0.0, 1.0])
+    objective = fsp_objective(
+        one_output, fsp.RBF(0.1), loss_fn="mse", num_total_samples=30, sigma_squared=0.2
+    )
+    params, kept = jnp.asarray([0.3, -0.2, 0.5, 0.1, 0.2]), jnp.asarray([0, 1, 3])
+    expected = objective(params, (x[kept], y[kept]), x)
+    np.testing.assert_allclose(objective(params, (x, y, mask), x), expected, rtol=1e-12)
+    trained = [
+        train(
+            objective, params, data, context=x, key=jax.random.key(0), optimizer="gauss_newton"
+        ).params
+        for data in ((x, y, mask), (x[kept], y[kept]))
+    ]
+    np.testing.assert_allclose(*trained, rtol=1e-8)
+
+
+COREGIONALISED = GPPrior(fsp.RBF(0.7), coregionalisation=np.asarray([[1.0, 0.4], [0.4, 2.0]]))
+
+
+@pytest.mark.parametrize("prior", [GPPrior(fsp.RBF(0.7), mean=0.2), COREGIONALISED])
+def test_a_weight_of_a_gp_is_an_observation_taken_that_often(prior):
+    times = np.asarray([1, 3, 0, 2, 1])
+    x, y = jnp.linspace(0.0, 2.0, 5), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
+    repeated = jnp.repeat(x, times), jnp.repeat(y, times, axis=0)
+    weighted = (x, y.at[2].set(1e3), jnp.asarray(times, float))  # what has no weight is not seen
+    for s in (0.1, 2.0):
+        once, often = (fsp.gp_log_evidence(prior, data, s) for data in (weighted, repeated))
+        np.testing.assert_allclose(once, often, rtol=1e-8)
+    at = jnp.asarray([0.3, 1.1])
+    once, often = (fsp.gp_regression(prior, data, 0.1, at) for data in (weighted, repeated))
+    np.testing.assert_allclose(once[0], often[0], rtol=1e-6)
+    np.testing.assert_allclose(once[1], often[1], rtol=1e-6)
+
+
+def test_a_weight_per_output_of_a_gp_is_refused():
+    data = (jnp.ones(3), jnp.ones((3, 2)), jnp.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"one weight per example, shape \(3,\); got \(3, 2\)"):
+        fsp.gp_log_evidence(fsp.RBF(), data, 0.1)
+
+
 def test_kernel_hyperparameters_by_the_evidence_of_the_gp():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.uniform(0, 5, 80))

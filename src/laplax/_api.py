@@ -60,7 +60,8 @@ def laplace(
             entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
         num_total_samples: Size of the whole data set when `data` is a part of it.
-        num_curv_samples: Size of that part; counted when not given.
+        num_curv_samples: Size of that part; counted when not given. The curvature is scaled by
+            it, the evidence by the number of examples that it sees.
         batch_size: Examples per step; by default as many as `memory_budget` allows.
         memory_budget: Bytes of temporaries that a step over the data may hold.
         progress: Show progress bars; by default when a terminal is attached.
@@ -224,6 +225,11 @@ def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1; got {value}")
+    if counts.get("num_curv_samples") and not counts.get("num_total_samples"):
+        raise ValueError(
+            "num_curv_samples is the part of num_total_samples that the data are; give both, or "
+            "num_total_samples alone: the data are counted"
+        )
 
 
 def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:

@@ -206,6 +206,10 @@ def _space(
         shapes=tuple(shape for shape, _ in kinds),
         dtypes=tuple(dtype for _, dtype in kinds),
         dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
-        selected=tuple(part is not False for part in chosen),
+        # A leaf without entries has none that vary.
+        selected=tuple(
+            part is not False and math.prod(shape) > 0
+            for part, (shape, _) in zip(chosen, kinds, strict=True)
+        ),
         elements=tuple(part if isinstance(part, Elements) else None for part in chosen),
     )

@@ -84,21 +84,26 @@ class Posterior:
 
     def sample(self, key: jax.Array, num_samples: int) -> PyTree:
         """Parameters drawn from the posterior, a leading axis of samples on every leaf."""
+        return self._moved(self.offsets(key, num_samples))
+
+    def offsets(self, key: jax.Array, num_samples: int) -> PyTree:
+        """What `sample` adds to the mean, before parameters in half precision round the sum."""
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}")
         keys = jax.random.split(key, num_samples)
         # One after the other, as each stays in a CPU's cache: twice as fast as all at once.
-        return self._moved(self.precision.scale_mv(jax.lax.map(self._noise, keys).T).T)
+        flat = self.precision.scale_mv(jax.lax.map(self._noise, keys).T).T
+        return self.space.unflatten(flat)
 
     def draw(self, key: jax.Array) -> PyTree:
         """One sample: `sample(key, n)` are the draws of the n keys that `key` splits into."""
-        return self._moved(self.precision.scale_mv(self._noise(key)))
+        return self._moved(self.space.unflatten(self.precision.scale_mv(self._noise(key))))
 
     def _noise(self, key: jax.Array) -> jax.Array:
         return jax.random.normal(key, (self.space.size,), self.space.dtype)
 
-    def _moved(self, offset: jax.Array) -> PyTree:
-        return jax.tree.map(jnp.add, self.mean, self.space.unflatten(offset))
+    def _moved(self, offset: PyTree) -> PyTree:
+        return jax.tree.map(jnp.add, self.mean, offset)
 
     def log_prob(self, params: PyTree) -> jax.Array:
         """Log density at `params` (a pytree like the mean, or flat).

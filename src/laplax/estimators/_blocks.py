@@ -205,18 +205,25 @@ def _add_factors(
 def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
     """How often a position (n, T) of a layer counts, for its gradients g (n, K, B, T, O).
 
-    A weight w is the example, or the token, taken w times. Of tokens that are masked those count
-    through which other tokens' losses flow, as in attention.
+    A weight w is the example taken w times, or the token where tokens are judged apart: columns
+    of token t then flow to position t alone. Elsewhere weights of tokens count by their mean, and
+    those that are masked count if other tokens' losses flow through them, as in attention.
     """
-    shape = g.shape[0], g.shape[3]
+    shape, columns = (g.shape[0], g.shape[3]), g.shape[1]
     if batch.weight is None:
         return jnp.ones(shape, g.dtype)
     weight = batch.weight.reshape(shape[0], -1).astype(g.dtype)
     example = _mean_of_nonzero(weight)
     if weight.shape != shape:
         return jnp.broadcast_to(example, shape)
-    reached = jnp.any(g != 0, axis=(1, 2, 4))
-    return jnp.where(weight != 0, weight, jnp.where(reached, example, 0))
+    flows = jnp.any(g != 0, axis=(2, 4))  # (n, K, T)
+    together = jnp.where((weight != 0) | jnp.any(flows, axis=1), example, 0)
+    if columns % shape[1]:
+        return together
+    token = jnp.arange(columns) // (columns // shape[1])
+    elsewhere = flows & (token[:, None] != jnp.arange(shape[1]))
+    apart = ~jnp.any(elsewhere, axis=(1, 2))
+    return jnp.where(apart[:, None], weight, together)
 
 
 def _mean_of_nonzero(weight: jax.Array) -> jax.Array:

@@ -109,8 +109,8 @@ def _curvature_rows(
 ) -> jax.Array:
     """A with A^T A the Gauss-Newton matrix: S^T J of the data above C^-1 J of the points."""
     model, likelihood = objective.model, objective.likelihood
-    scale = objective.num_total_samples / batch.num_examples
     noise = jnp.asarray(objective.sigma_squared if likelihood.has_noise else 1.0)
+    scale = jnp.asarray(objective.num_total_samples / batch.num_counted, noise.dtype)
     root = jnp.sqrt(scale / noise)
 
     def factor(f: jax.Array, y: jax.Array, *weight: jax.Array) -> jax.Array:

@@ -48,7 +48,7 @@ class FSPObjective:
         )
         fit = jax.tree.map(jnp.sum, fits)
         noise = jnp.asarray(self.sigma_squared).astype(f.dtype)
-        scale = jnp.asarray(self.num_total_samples / examples.num_examples, f.dtype)
+        scale = jnp.asarray(self.num_total_samples / examples.num_counted, f.dtype)
         nll = -scale * self.likelihood.log_likelihood(fit, noise)
         return Parts(nll, self.energy(params, context))
 

@@ -14,43 +14,64 @@ from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
 
 
+class _Observed(NamedTuple):
+    """Gaussian observations: a weight w of an example is w observations of the same."""
+
+    x: PyTree
+    y: jax.Array  # (n, C)
+    weight: jax.Array  # (n,)
+    noise: jax.Array | None = None  # (n, C), where they have one of their own
+
+    def with_noise(self, sigma_squared: Any) -> "_Observed":
+        """The same noise variance for all."""
+        noise = jnp.asarray(sigma_squared).astype(self.y.dtype)
+        return self._replace(noise=jnp.broadcast_to(noise, self.y.shape))
+
+
 class _Factors(NamedTuple):
-    """Per component: the Cholesky factor of K + noise, and C^-1 times the residual."""
+    """Per component: the Cholesky factor C of R K R + variance, and C^-1 R times the residual.
+
+    R is the diagonal of the roots of the weights: variance / w, in a form that takes w = 0.
+    """
 
     factors: list[jax.Array]
     white: list[jax.Array]
     rotation: jax.Array
+    variance: jax.Array  # of the noise, jitter included
 
 
-def _factor(prior: GPPrior, x: PyTree, y: jax.Array, noise: jax.Array) -> _Factors:
-    """y and noise are (n, C); with a coregionalisation the noise must be one number."""
-    outputs = y.shape[1]
+def _factor(prior: GPPrior, data: _Observed) -> _Factors:
+    """With a coregionalisation the noise must be one number."""
+    x, y, weight, noise = data
+    assert noise is not None
+    outputs, root = y.shape[1], jnp.sqrt(weight)
     parts, rotation = prior.components(outputs)
     W = jnp.eye(outputs, dtype=y.dtype) if rotation is None else rotation.astype(y.dtype)
-    residual = (y - prior.mean_at(x, (outputs,), y.dtype)) @ W
-    jitter = prior.noise(x, outputs, y.dtype)
+    residual = root[:, None] * (y - prior.mean_at(x, (outputs,), y.dtype)) @ W
+    variance = noise + prior.noise(x, outputs, y.dtype)
     factors = [
-        cholesky(part.matrix(x).astype(y.dtype) + jnp.diag(noise[:, i] + jitter))
+        cholesky(root[:, None] * part.matrix(x).astype(y.dtype) * root + jnp.diag(variance[:, i]))
         for i, part in enumerate(parts)
     ]
     white = [solve_triangular(f, residual[:, i]) for i, f in enumerate(factors)]
-    return _Factors(factors, white, W)
+    return _Factors(factors, white, W, variance)
 
 
-def _log_evidence(prior: GPPrior, x: PyTree, y: jax.Array, noise: jax.Array) -> jax.Array:
-    found = _factor(prior, x, y, noise)
+def _log_evidence(prior: GPPrior, data: _Observed) -> jax.Array:
+    """-1/2 [r^T M^-1 r + log det M + n log 2 pi + sum (w - 1) log(2 pi variance)], M = C C^T."""
+    found, y = _factor(prior, data), data.y
     quadratic = sum(jnp.sum(jnp.square(w)) for w in found.white)
     logdet = sum(2 * jnp.sum(jnp.log(jnp.diagonal(f))) for f in found.factors)
-    return -0.5 * (quadratic + logdet + y.size * jnp.log(2 * jnp.pi).astype(y.dtype))
+    constant = y.size * jnp.log(2 * jnp.pi).astype(y.dtype)
+    constant += jnp.sum((data.weight - 1)[:, None] * jnp.log(2 * jnp.pi * found.variance))
+    return -0.5 * (quadratic + logdet + constant)
 
 
 def gp_log_evidence(
     prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any
 ) -> jax.Array:
     """log p(y) of exact Gaussian-process regression, differentiable in every hyperparameter."""
-    x, y, _ = _targets(data, Gaussian())
-    noise = jnp.broadcast_to(jnp.asarray(sigma_squared).astype(y.dtype), y.shape)
-    return _log_evidence(as_prior(prior), x, y, noise)
+    return _log_evidence(as_prior(prior), _observed(data, Gaussian()).with_noise(sigma_squared))
 
 
 def gp_regression(
@@ -66,14 +87,14 @@ def gp_regression(
         >>> print(f"{mean[0, 0]:.3f} {variance[0, 0]:.3f}")
         0.008 0.010
     """
-    x, y, _ = _targets(data, Gaussian())
-    checked, outputs = as_prior(prior), y.shape[1]
-    noise = jnp.broadcast_to(jnp.asarray(sigma_squared).astype(y.dtype), y.shape)
-    found = _factor(checked, x, y, noise)
+    seen = _observed(data, Gaussian()).with_noise(sigma_squared)
+    checked, y, outputs = as_prior(prior), seen.y, seen.y.shape[1]
+    found, root = _factor(checked, seen), jnp.sqrt(seen.weight)
     parts, _ = checked.components(outputs)
     means, variances = [], []
     for part, factor, white in zip(parts, found.factors, found.white, strict=True):
-        half = solve_triangular(factor, part.matrix(x, input).astype(y.dtype))
+        cross = root[:, None] * part.matrix(seen.x, input).astype(y.dtype)
+        half = solve_triangular(factor, cross)
         means.append(half.T @ white)
         variances.append(part.diagonal(input).astype(y.dtype) - jnp.sum(half**2, axis=0))
     W = found.rotation
@@ -124,13 +145,12 @@ def fit_prior(
     if isinstance(likelihood, Categorical) and checked.coregionalisation is not None:
         raise ValueError("fit_prior with labels needs independent outputs: no coregionalisation")
     chosen = jax.random.key(0) if key is None else key
-    x, y, label_noise = _targets(
-        _sample(whole_batch(as_data(data)), num_points, chosen), likelihood
-    )
-    leaves = [jnp.asarray(leaf).astype(y.dtype) for leaf in jax.tree.leaves(checked.kernel)]
+    seen = _observed(_sample(whole_batch(as_data(data)), num_points, chosen), likelihood)
+    dtype = seen.y.dtype
+    leaves = [jnp.asarray(leaf).astype(dtype) for leaf in jax.tree.leaves(checked.kernel)]
     if is_concrete(leaves) and not all(bool(jnp.all(leaf > 0)) for leaf in leaves):
         raise ValueError("fit_prior moves hyperparameters in log space: all must be positive")
-    free = [*leaves, jnp.asarray(sigma_squared).astype(y.dtype)]
+    free = [*leaves, jnp.asarray(sigma_squared).astype(dtype)]
     treedef = jax.tree.structure(checked.kernel)
 
     def built(logs: list[jax.Array]) -> tuple[GPPrior, jax.Array]:
@@ -140,8 +160,7 @@ def fit_prior(
 
     def loss(logs: list[jax.Array]) -> jax.Array:
         made, noise = built(logs)
-        total = jnp.broadcast_to(noise, y.shape) if label_noise is None else label_noise
-        return -_log_evidence(made, x, y, total)
+        return -_log_evidence(made, seen.with_noise(noise) if seen.noise is None else seen)
 
     logs, values = _ascend(loss, [jnp.log(x) for x in free], num_steps, progress)
     fitted, noise = built(logs)
@@ -182,14 +201,22 @@ def _sample(data: Batch, num: int, key: jax.Array) -> Batch:
     return jax.tree.map(lambda x: x[chosen], data)
 
 
-def _targets(data: Any, likelihood: Likelihood) -> tuple[PyTree, jax.Array, jax.Array | None]:
-    """Inputs, Gaussian observations (n, C), and their noise if they have one of their own."""
+def _observed(data: Any, likelihood: Likelihood) -> _Observed:
+    """Labels become Gaussian observations with a noise of their own."""
     batch = whole_batch(as_data(data))
-    y = batch.target
+    y, noise = batch.target, None
     if isinstance(likelihood, Categorical):
-        return (batch.input, *dirichlet_observations(y))
-    y = y if jnp.issubdtype(y.dtype, jnp.floating) else y.astype(float)
-    return batch.input, y.reshape(y.shape[0], -1), None
+        y, noise = dirichlet_observations(y)
+    elif not jnp.issubdtype(y.dtype, jnp.floating):
+        y = y.astype(float)
+    y = y.reshape(y.shape[0], -1)
+    weight = jnp.ones(y.shape[0], y.dtype) if batch.weight is None else batch.weight
+    if weight.shape != y.shape[:1]:
+        raise ValueError(
+            f"a Gaussian process takes one weight per example, shape {y.shape[:1]}; got "
+            f"{weight.shape}"
+        )
+    return _Observed(batch.input, y, weight.astype(y.dtype), noise)
 
 
 def dirichlet_observations(

@@ -62,8 +62,7 @@ def linear_moments(
     samples = None
     if "samples" in fields:
         # One set of weights for all inputs: each sample is a function.
-        draws = posterior.sample(key, recipe.num_samples)
-        offsets = jax.tree.map(jnp.subtract, draws, posterior.mean)
+        offsets = posterior.offsets(key, recipe.num_samples)
         _, push = jax.linearize(lambda params: model.batch(input, params), posterior.mean)
         samples = f + jax.lax.map(push, offsets)
     return Moments(f, f, var.reshape(f.shape).astype(f.dtype), cov, samples)
