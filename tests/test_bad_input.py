@@ -13,6 +13,8 @@ from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likeli
 from laplax._tree import all_finite
 from laplax.likelihoods import Custom, Gaussian
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N = 6
 rng = np.random.default_rng(0)
 X = rng.normal(size=(N, 3))
@@ -93,6 +95,11 @@ def posterior_fn():
             {"rank": 3},
             ValueError,
             "option 'rank' belongs to curv_type lanczos or lobpcg; this fit has curv_type full",
+        ),
+        (
+            {"mc_samples": 3},
+            ValueError,
+            "option 'mc_samples' belongs to curvature fisher_mc; this fit has curv_type full and",
         ),
         (
             {"curvature": "hessian", "indefinite": "clipp"},
@@ -266,7 +273,7 @@ def test_a_loader_that_shrinks_is_told_apart():
     ],
 )
 def test_a_one_shot_generator_is_refused_where_several_passes_are_needed(options, message):
-    reason = message + ".*one-shot iterator.*re-iterable.*'full' or 'diagonal'"
+    reason = message + ".*one-shot iterator.*re-iterable.*'kfac' or 'block_diagonal'"
     with pytest.raises(ValueError, match=reason):
         fit((batch for batch in batches()), **options)
 

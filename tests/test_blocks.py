@@ -14,6 +14,8 @@ from cases import random
 from laplax._linalg import eigh_on_host
 from laplax.estimators import _blocks
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SIZES = (4, 12, 2, 8)  # b, w of the first layer, then of the second, in flat order
 EDGES = np.cumsum([0, *SIZES])
 JOINT = [(EDGES[0], EDGES[2]), (EDGES[2], EDGES[4])]

@@ -17,6 +17,8 @@ from laplax import CalibrationWarning, GradientDescent, GridSearch, metrics
 from laplax.calibration import Method, Trace, _methods, _objectives
 from laplax.calibration._table import Table, tabulate
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GRID = [1e-2, 0.3, 2.0, 10.0, 500.0]
 FITS = {"full": {}, "diagonal": {}, "lanczos": {"rank": 5}}
 PREDICTIVES = ("mc_bridge", "laplace_bridge", "mean_field_0", "mean_field_1", "mean_field_2")
@@ -25,14 +27,6 @@ TARGETS = {
     "mse": cases.random(11, 3, seed=22),
     "cross_entropy": jnp.asarray([0, 1, 2, 2, 1, 0, 1, 0, 0, 2, 1]),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Much is compiled here and run once, on small arrays."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache
@@ -462,6 +456,19 @@ def test_the_model_is_not_run_at_every_point_of_a_linear_grid():
     assert count(1) == count(40) > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"pushforward_type": "nonlinear", "num_samples": 5}])
+@pytest.mark.parametrize("loss_fn", ["mse", "cross_entropy"])
+def test_what_is_masked_is_not_judged(loss_fn, options):
+    x, y = held_out(loss_fn)
+    mask = jnp.asarray([1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1])
+    kept = jnp.flatnonzero(mask)
+    masked, removed = (
+        search(loss_fn, data=data, calibration_objective="nll", **options)[1].trace.values
+        for data in ((x, y, mask), (x[kept], y[kept]))
+    )
+    np.testing.assert_allclose(masked, removed, rtol=1e-9)
+
+
 # -- gradient descent -----------------------------------------------------------------------------
 PER_LAYER = [{"w": 1.0, "b": 2.0}, {"w": 0.5, "b": 1.0}]
 STARTS = {
@@ -808,7 +815,7 @@ def nothing(loss_fn="mse"):
 
 
 def weighted():
-    return (*held_out(), jnp.ones(11))
+    return (*held_out(), jnp.full(11, 0.5))
 
 
 BAD = {
@@ -839,9 +846,13 @@ BAD = {
         {"pushforward_type": "nonlinear", "num_samples": 1},
         "num_samples must be at least 2; got 1",
     ),
+    "all masked": (
+        {"data": (*held_out(), jnp.zeros(11)), "calibration_objective": "nll"},
+        "all zero: there is nothing to judge",
+    ),
     "weights": (
         {"data": weighted(), "calibration_objective": "nll"},
-        "data for evaluation and calibration takes no weight",
+        "must be 0 or 1, a mask; found values from 0.5",
     ),
     "a grid of several": (
         {"prior_arguments": {"prior_prec": PER_LAYER}},

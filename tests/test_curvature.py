@@ -13,6 +13,8 @@ import laplax
 from laplax._space import ParamSpace
 from laplax.likelihoods import as_likelihood
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(7, 2, seed=4)
 PARAMS = cases.mlp()
 SPACE = ParamSpace.of(PARAMS)

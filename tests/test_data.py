@@ -19,6 +19,8 @@ from laplax import (
 )
 from laplax._data import as_batch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N, TOKENS, CLASSES = 10, 3, 2
 rng = np.random.default_rng(0)
 X = rng.normal(size=(N, 3))

@@ -10,6 +10,8 @@ import cases
 import laplax
 from laplax.estimators import _lanczos, _rows
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 P = 40
 
 

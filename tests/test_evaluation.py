@@ -15,6 +15,8 @@ import cases
 import laplax
 from laplax import metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(13, 2, seed=51)
 LABELS = jnp.asarray([0, 1, 2, 2, 1, 0, 1, 0, 0, 2, 1, 2, 1])
 BITS = (cases.random(13, 3, seed=52) > 0).astype(int)
@@ -29,14 +31,6 @@ ARGUMENTS = {
     "mse": {"prior_prec": 0.7, "sigma_squared": 0.3},
     "cross_entropy": {"prior_prec": 0.7, "temperature": 1.3},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Much is compiled here and run once, on small arrays."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @functools.cache
@@ -197,6 +191,53 @@ def test_one_binary_output_without_an_axis_is_judged():
     p = np.asarray(prob_predictive(X).pred_act)
     assert p.shape == (13,)
     assert_results(results, classification_by_hand(np.stack([1 - p, p], axis=-1), y))
+
+
+# -- masks ----------------------------------------------------------------------------------------
+MASK = jnp.asarray([1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("loss_fn", ["mse", "cross_entropy", "binary_cross_entropy"])
+def test_what_is_masked_is_not_judged(loss_fn):
+    y, kept = TARGETS[loss_fn], np.flatnonzero(MASK)
+    expected, _ = evaluate(loss_fn, (X[kept], y[kept]))
+    masked, _ = evaluate(loss_fn, (X, y, MASK.astype(float)))
+    assert_results(masked, expected)
+    batches = [(X[:5], y[:5], MASK[:5]), (X, y, 0 * MASK), (X[5:], y[5:], MASK[5:])]
+    assert_results(evaluate(loss_fn, batches)[0], expected)
+
+
+def test_masked_outputs_are_not_judged():
+    mask = np.asarray(cases.random(13, 3, seed=57) > 0)
+    mean, variance = moments("mse")
+    variance = (variance + ARGUMENTS["mse"]["sigma_squared"])[mask]
+    results, _ = evaluate("mse", (X, TARGETS["mse"], jnp.asarray(mask)))
+    assert_results(results, regression_by_hand(mean[mask], variance, TARGETS["mse"][mask]))
+
+
+def test_a_metric_of_samples_sees_no_masked_token():
+    params, tokens = cases.mlp((2, 4, 3)), cases.random(6, 5, 2, seed=58)
+    labels = jnp.argmax(cases.random(6, 5, 3, seed=59), axis=-1)
+    mask = jnp.arange(5) < jnp.asarray([5, 2, 1, 3, 0, 4])[:, None]
+    posterior_fn, _ = laplax.laplace(
+        cases.mlp_fn, params, (tokens, labels, mask), loss_fn="cross_entropy", curv_type="kfac"
+    )
+    options = {"num_samples": 7, "metrics": ["nll", "accuracy", "mutual_information"]}
+    options |= {"pushforward_type": "nonlinear"}
+    results, prob_predictive = laplax.evaluation(
+        posterior_fn, cases.mlp_fn, params, {"prior_prec": 1.0}, (tokens, labels, mask), **options
+    )
+    samples = prob_predictive(tokens, fields=["samples"]).samples[:, mask]
+    assert samples.shape == (7, 15, 3)
+    p, y = np.asarray(jax.nn.softmax(samples, axis=-1)), np.asarray(labels[mask])
+    mean = p.mean(axis=0)
+    entropy = scipy.stats.entropy(mean, axis=-1) - scipy.stats.entropy(p, axis=-1).mean(axis=0)
+    expected = {
+        "nll": -np.log(mean[np.arange(15), y]).mean(),
+        "accuracy": (mean.argmax(axis=-1) == y).mean(),
+        "mutual_information": entropy.mean(),
+    }
+    assert_results(results, expected)
 
 
 # -- loaders --------------------------------------------------------------------------------------
@@ -404,11 +445,24 @@ BAD = {
         {"metrics": ["rmse"]},
         "'rmse'.*by name are for regression and classification, not for loss_fn poisson",
     ),
-    "weights": ("mse", {"data": (X, Y, jnp.ones(13))}, "takes no weight; drop it"),
+    "weights": (
+        "mse",
+        {"data": (X, Y, jnp.linspace(0.0, 2.0, 13))},
+        "must be 0 or 1, a mask; found values from 0 to 2",
+    ),
     "weights in a loader": (
         "mse",
-        {"data": [(X, Y), (X, Y, jnp.ones(13))]},
-        "takes no weight; drop it",
+        {"data": [(X, Y), (X, Y, jnp.full(13, 0.5))]},
+        "must be 0 or 1, a mask; found values from 0.5",
+    ),
+    "all masked": ("mse", {"data": (X, Y, jnp.zeros(13))}, "all zero: there is nothing to judge"),
+    "a covariance and a mask of outputs": (
+        "mse",
+        {
+            "data": (X, Y, jnp.ones((13, 3))),
+            "metrics": {"mine": lambda pred_cov, target: jnp.sum(pred_cov)},
+        },
+        "takes a mask of examples, not one of the outputs",
     ),
     "targets of another shape": ("mse", {"data": (X, Y[:, 0])}, r"\(3,\)"),
     "targets in a later batch": ("mse", {"data": [(X, Y), (X, Y[:, :2])]}, r"\(3,\)"),

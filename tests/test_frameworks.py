@@ -15,6 +15,8 @@ from flax import nnx
 import laplax
 from cases import random
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LABELS = jnp.asarray([0, 1, 2, 2, 0, 1])
 EPSILON = 1e-5  # the default differs between frameworks
 
@@ -326,15 +328,6 @@ TAPPED = {
     "kfac": ("Kronecker", "exact dense block"),
     "ekfac": ("Kronecker", "exact dense block"),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _fast_compilation():
-    """Every program here runs once on a few numbers: what takes time is to compile it."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def fit(network, framework, **options):

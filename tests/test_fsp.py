@@ -21,6 +21,8 @@ from laplax import (
 )
 from laplax.fsp import GPPrior, context, fsp_laplace, fsp_objective, train
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 NOISE = 0.05
 
 

@@ -21,6 +21,8 @@ from laplax.structures._dense import DensePrecision
 from laplax.taps import TapJacobian
 from laplax.taps._batch import matrix_diagonal
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CURVATURES = {
     "diagonal": {},
     "kfac": {},

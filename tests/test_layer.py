@@ -9,6 +9,8 @@ import laplax
 import models
 from laplax.estimators import _full, _layer
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(30, 3)
 PARAMS = {
     "one": {"w": cases.random(3, 4), "b": cases.random(4)},

@@ -24,6 +24,8 @@ from laplax.likelihoods import (
     as_likelihood,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def hessian_in_f(likelihood, f, y):

@@ -11,6 +11,8 @@ import cases
 import laplax
 from cases import random
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @jax.custom_jvp
 def rounded(w):

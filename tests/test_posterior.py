@@ -10,6 +10,8 @@ import pytest
 import cases
 import laplax
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(7, 2, seed=4)
 
 

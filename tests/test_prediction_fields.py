@@ -14,6 +14,8 @@ from laplax._enums import Predictive, Pushforward
 from laplax.likelihoods import Likelihood
 from laplax.pushforward import Prediction, predictive
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(7, 2, seed=4)
 CLASSES = {"loss_fn": "cross_entropy"}
 BINARY = {"loss_fn": "binary_cross_entropy"}

@@ -15,6 +15,8 @@ from laplax.pushforward import _predictive, jacobian, predictive
 from laplax.pushforward._moments import map_chunks
 from laplax.structures import BlockDiagonal
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PRIORS = {"scalar": 0.4, "per leaf": {"w": 0.3, "v": {"u": 2.0}}}
 NOISE = 0.5
 NEW = cases.random(5, cases.SIZE, seed=21)

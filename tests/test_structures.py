@@ -11,6 +11,8 @@ from laplax._space import ParamSpace
 from laplax.posterior import Posterior
 from laplax.structures import BlockDiagonal, LowRank
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PRIORS = {"scalar": jnp.asarray(0.7), "vector": jnp.linspace(0.2, 2.0, cases.SIZE)}
 C = jnp.asarray(1.7)
 

@@ -10,6 +10,8 @@ import laplax
 import models
 from laplax._model import _equations
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def fit(model_fn, params, data, loss_fn, curv_type, **options):
     return laplax.laplace(model_fn, params, data, loss_fn=loss_fn, curv_type=curv_type, **options)[

@@ -11,7 +11,7 @@ from ._enums import check_names
 from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
 from ._tree import PyTree, all_finite, is_concrete
-from .curvature._kinds import Curvature, curvature_class
+from .curvature._kinds import CURVATURES, Curvature, curvature_class
 from .curvature._operator import CurvatureOperator, LocalCurvature
 from .estimators import ESTIMATORS, Estimator, estimator_class
 from .estimators._base import Diagnostics
@@ -55,7 +55,7 @@ def laplace(
         curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
             or a `Curvature`.
         subset: The parameters that are random; the others stay at their values. `"last_layer"`,
-            a glob on path names (`"*/Dense_2/*"`), a regular expression (`re.compile(...)`), a
+            a glob on path names (`"Dense_2/*"`), a regular expression (`re.compile(...)`), a
             predicate on the path, or a pytree of booleans; boolean arrays in it select single
             entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
@@ -184,17 +184,26 @@ def _resolve(
     classes = [maker for maker in makers if isinstance(maker, type)]
     allowed = [name for cls in classes for name in _field_names(cls)]
     for name in options:
-        homes = [key for key, cls in ESTIMATORS.items() if name in _field_names(cls)]
-        if name not in allowed and homes:
-            owners = " or ".join(str(home) for home in homes)
+        owners = _owners(name)
+        if name not in allowed and owners:
             raise ValueError(
-                f"option {name!r} belongs to curv_type {owners}; this fit has curv_type "
+                f"option {name!r} belongs to {owners}; this fit has curv_type "
                 f"{curv_type} and curvature {curvature}. The options of an object go into its own "
                 "constructor."
             )
     check_names(options, allowed, "option")
     built = [_build(m, options) if isinstance(m, type) else m for m in makers]
     return built[0], built[1]
+
+
+def _owners(option: str) -> str:
+    """Which estimators or curvatures have an option, in words."""
+    tables: dict[str, dict[str, Any]] = {"curv_type": ESTIMATORS, "curvature": CURVATURES}
+    found = []
+    for what, classes in tables.items():
+        homes = [str(key) for key, cls in classes.items() if option in _field_names(cls)]
+        found += [f"{what} {' or '.join(homes)}"] if homes else []
+    return ", ".join(found)
 
 
 @functools.cache

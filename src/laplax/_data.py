@@ -100,7 +100,8 @@ class Loader:
             raise ValueError(
                 f"{why} passes over the data several times, but data is a one-shot iterator that "
                 "is gone after the first pass. Hand over a re-iterable (a list of batches, a "
-                "DataLoader) or use a curv_type that needs one pass: 'full' or 'diagonal'."
+                "DataLoader) or use a curv_type that needs one pass: 'full', 'diagonal', 'kfac' or "
+                "'block_diagonal'."
             )
 
     def __iter__(self) -> Iterator[Batch]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._data import Batch, Loader
 from ._problem import make_problem
@@ -25,6 +26,7 @@ from .pushforward._fields import Recipe
 from .pushforward._prediction import FIELDS
 
 MetricLike = str | Metric | Callable[..., Any]
+NOTHING_LEFT = "the weights of the data are all zero: there is nothing to judge"
 
 
 def evaluation(
@@ -48,7 +50,8 @@ def evaluation(
         model_fn: The same model.
         params: The weights that `posterior_fn` was fitted at.
         prior_arguments: Hyperparameters, for example from `calibration`.
-        data: Arrays or a loader, as for `laplace`.
+        data: Arrays or a loader, as for `laplace`. Of a weight only a mask has a meaning here:
+            examples, or tokens, of weight 0 are left out.
         metrics: Names, `Metric` objects, or plain functions whose parameters are fields of the
             prediction (`pred_mean`, `total_var`, `pred_act`, ..., `target`); a mapping names
             them. By default the usual ones for the likelihood.
@@ -97,10 +100,15 @@ def evaluation(
     batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
     parts: dict[str, list[Any]] = {name: [] for name in chosen}
     for batch in batches:
-        refuse_weights(batch)
-        observed = observe(made.recipe, prob_predictive(batch.input, fields), batch.target)
+        kept = kept_entries(batch)
+        if kept is not None and not kept[0].size:
+            continue
+        prediction = prob_predictive(batch.input, fields)
+        observed = observe(made.recipe, prediction, batch.target, kept)
         for name, metric in chosen.items():
             parts[name].append(metric.batch(observed))
+    if not any(parts.values()) and chosen:
+        raise ValueError(NOTHING_LEFT)
     results = {name: metric.finalise(metric.merge(parts[name])) for name, metric in chosen.items()}
     return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
 
@@ -155,8 +163,13 @@ def needed_fields(metrics: Iterable[Metric], recipe: Recipe) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def observe(recipe: Recipe, prediction: Mapping[str, jax.Array], target: jax.Array) -> dict:
-    """Prediction and target as metrics want them: binary outputs are two classes."""
+def observe(
+    recipe: Recipe,
+    prediction: Mapping[str, jax.Array],
+    target: jax.Array,
+    kept: "Kept | None" = None,
+) -> dict[str, jax.Array]:
+    """Prediction and target as metrics want them: binary outputs are two classes, no masked one."""
     fields: dict[str, Any] = dict(prediction)
     if "log_pred_act" in fields:
         fields["pred_act"] = jnp.exp(fields["log_pred_act"])
@@ -165,13 +178,33 @@ def observe(recipe: Recipe, prediction: Mapping[str, jax.Array], target: jax.Arr
             target = jnp.stack([1 - target, target], axis=-1)
         elif target.dtype == bool:
             target = target.astype(int)
-    return {**fields, "target": target}
+    fields["target"] = target
+    return fields if kept is None else {name: _keep(name, x, kept) for name, x in fields.items()}
 
 
-def refuse_weights(batch: Batch) -> None:
-    """Metrics are means over examples; a weight would have no meaning in most of them."""
-    if batch.weight is not None:
-        raise ValueError("data for evaluation and calibration takes no weight; drop it")
+Kept = tuple[jax.Array, ...]  # indices of examples, or of examples and their tokens
+
+
+def kept_entries(batch: Batch) -> Kept | None:
+    """What a mask leaves of a batch: metrics are means over examples, and see those alone."""
+    if batch.weight is None:
+        return None
+    weight = np.asarray(batch.weight)
+    if not np.isin(weight, (0, 1)).all():
+        raise ValueError(
+            "metrics count examples, so a weight of held-out data must be 0 or 1, a mask; found "
+            f"values from {weight.min():g} to {weight.max():g}. Take the weight out of the data"
+        )
+    return tuple(jnp.asarray(index) for index in np.nonzero(weight))
+
+
+def _keep(name: str, value: jax.Array, kept: Kept) -> jax.Array:
+    if name == "pred_cov" and len(kept) > 1:
+        raise ValueError(
+            "a metric of 'pred_cov', which relates an example's outputs to each other, takes a "
+            "mask of examples, not one of the outputs"
+        )
+    return value[(slice(None), *kept) if name == "samples" else kept]
 
 
 def _metric_of_name(name: str, recipe: Recipe) -> Metric:

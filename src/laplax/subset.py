@@ -66,7 +66,7 @@ def _largest(scores: PyTree, k: int, what: str) -> PyTree:
 def select(subset: Subset, params: PyTree, known: Traced) -> ParamSpace:
     """The space of what varies.
 
-    `subset` is None (all), `"last_layer"`, a glob on path names (`"*/Dense_2/*"`), a compiled
+    `subset` is None (all), `"last_layer"`, a glob on path names (`"Dense_2/*"`), a compiled
     regular expression, a predicate on the path, or a pytree of booleans and boolean arrays that
     matches `params` from the top.
     """

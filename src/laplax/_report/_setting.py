@@ -17,7 +17,6 @@ from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
 from ..curvature._kinds import curvature_class
 from ..estimators import estimator_class
-from ..evaluation import refuse_weights
 from ..likelihoods import (
     Bernoulli,
     Categorical,
@@ -127,7 +126,8 @@ def held_out(problem: Problem, data: Any, progress: bool | None) -> Batch:
         vmap_over_data=problem.model.vmap_over_data,
     )
     batch = whole_batch(checked.data)
-    refuse_weights(batch)
+    if batch.weight is not None:
+        raise ValueError("held-out data of a report take no weight; drop it")
     return batch
 
 

@@ -14,7 +14,15 @@ from .._enums import CalibrationObjective, Pushforward, as_member
 from .._machine import MEMORY_BUDGET
 from .._model import Model, traced
 from .._tree import PyTree, pytree, static
-from ..evaluation import as_metric, check_metric, needed_fields, observe, refuse_weights
+from ..evaluation import (
+    NOTHING_LEFT,
+    Kept,
+    as_metric,
+    check_metric,
+    kept_entries,
+    needed_fields,
+    observe,
+)
 from ..evidence import log_marginal_likelihood
 from ..likelihoods import DataFit
 from ..metrics import Metric
@@ -58,6 +66,7 @@ class PredictiveObjective:
     output: jax.Array
     input: PyTree
     target: jax.Array
+    kept: Kept | None  # by a mask
     metric: Metric = static()
     fields: tuple[str, ...] = static()
     transform: Callable[[jax.Array], jax.Array] = static()
@@ -65,7 +74,7 @@ class PredictiveObjective:
     def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
         """The value to be minimised."""
         recipe = self.predictive.recipe
-        observed = observe(recipe, self._predict(prior_arguments), self.target)
+        observed = observe(recipe, self._predict(prior_arguments), self.target, self.kept)
         return self.transform(self.metric.finalise(self.metric.batch(observed)))
 
     def _predict(self, prior_arguments: Mapping[str, Any]) -> Mapping[str, jax.Array]:
@@ -111,7 +120,9 @@ def predictive_objective(
     objective: Any, predictive: SetProbPredictive, data: Batch
 ) -> PredictiveObjective:
     """Project the Jacobians of the held-out inputs, once."""
-    refuse_weights(data)
+    kept = kept_entries(data)
+    if kept is not None and not kept[0].size:
+        raise ValueError(NOTHING_LEFT)
     recipe, model = predictive.recipe, predictive.model
     metric, transform = resolve_objective(objective, recipe)
     fields = needed_fields([metric], recipe)
@@ -124,7 +135,7 @@ def predictive_objective(
     if output is None:
         output = _outputs(model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
-        predictive, projection, output, data.input, data.target, metric, fields, transform
+        predictive, projection, output, data.input, data.target, kept, metric, fields, transform
     )
 
 

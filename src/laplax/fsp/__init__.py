@@ -17,6 +17,7 @@ from ._objective import fsp_objective as fsp_objective
 from ._objective import train as train
 from ._posterior import fsp_laplace as fsp_laplace
 from ._prior import GPPrior as GPPrior
+from ._regression import FittedPrior as FittedPrior
 from ._regression import fit_prior as fit_prior
 from ._regression import gp_log_evidence as gp_log_evidence
 from ._regression import gp_regression as gp_regression

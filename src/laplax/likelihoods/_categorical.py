@@ -91,9 +91,10 @@ class Categorical(Likelihood):
         if jnp.issubdtype(y.dtype, jnp.integer):
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= classes:
+                one = "; one logit for two classes is loss_fn='binary_cross_entropy'"
                 raise ValueError(
                     f"labels must lie in 0..{classes - 1} (the model has {classes} outputs); "
-                    f"found labels from {low} to {high}"
+                    f"found labels from {low} to {high}{one if classes == 1 else ''}"
                 )
             return
         worst = float(abs(y.sum(axis=-1) - 1.0).max())

@@ -128,7 +128,10 @@ def _correct(pred_act: ArrayLike, target: ArrayLike) -> Mean:
 def _among_top(pred_act: ArrayLike, target: ArrayLike, *, k: int = 5) -> Mean:
     pred_act = jnp.asarray(pred_act)
     if not 1 <= k <= pred_act.shape[-1]:
-        raise ValueError(f"k must be from 1 to the {pred_act.shape[-1]} classes, got {k}")
+        raise ValueError(
+            f"k must be from 1 to the {pred_act.shape[-1]} classes, got {k}; another one is "
+            "top_k_accuracy_metric(k)"
+        )
     top = jax.lax.top_k(pred_act, k)[1]
     hit = (top == label_of(target, pred_act).astype(top.dtype)[..., None]).any(axis=-1)
     return mean_of(hit.astype(pred_act.dtype))
