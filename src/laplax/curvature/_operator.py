@@ -184,7 +184,8 @@ class CurvatureOperator:
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):
             return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
-        chunking = self.chunking(self.product_bytes(vectors))
+        in_cache = not self.cost.has_convolution  # those wait for their arithmetic, not for memory
+        chunking = self.chunking(self.product_bytes(vectors), in_cache)
         zeros = Zeros.of(jax.tree.map(jnp.shape, V), self.space.dtype)
         return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
 
