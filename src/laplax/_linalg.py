@@ -69,7 +69,7 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
     inner = vectors.T @ ((tangents[0] + tangents[0].T) / 2) @ vectors
     gap = values[None, :] - values[:, None] + jnp.eye(values.size, dtype=values.dtype)
     turn = inner / gap * (1 - jnp.eye(values.size, dtype=values.dtype))
-    return (values, vectors), (jnp.diagonal(inner), vectors @ turn)
+    return (values, vectors), (diagonal(inner), vectors @ turn)
 
 
 @jax.custom_jvp
@@ -84,7 +84,7 @@ def _cholesky_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     factor = _cholesky_of_matrix(primals[0])
     half = solve_triangular(factor, (tangents[0] + tangents[0].T) / 2)
     inner = solve_triangular(factor, half.T)
-    lower = jnp.tril(inner) - jnp.diag(jnp.diagonal(inner)) / 2
+    lower = jnp.tril(inner) - jnp.diag(diagonal(inner)) / 2
     return factor, factor @ lower
 
 
@@ -178,6 +178,12 @@ def gram(rows: jax.Array, widest: int = 4, narrowest: int = 128) -> jax.Array:
     ]
     columns = [jnp.concatenate([u, b]) for u, b in zip(upper, below, strict=False)]
     return jnp.concatenate([*columns, upper[-1]], axis=1)
+
+
+def diagonal(matrices: jax.Array) -> jax.Array:
+    """The diagonals of square matrices on the last two axes: a strided slice, not a gather."""
+    size = matrices.shape[-1]
+    return matrices.reshape(*matrices.shape[:-2], size * size)[..., :: size + 1]
 
 
 def positions(x: jax.Array, axis: int) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ._linalg import eigh
+from ._linalg import diagonal, eigh
 
 # lambda_0 of the mean-field papers: the probit's slope at 0 matched to the sigmoid's (MacKay).
 LAMBDA_0 = math.pi / 8
@@ -104,7 +104,7 @@ def log_mean_field_2(mean: ArrayLike, cov: ArrayLike) -> jax.Array:
     '-10000'
     """
     mean, cov = _mean_and_cov(mean, cov)
-    var = jnp.diagonal(cov, axis1=-2, axis2=-1)
+    var = diagonal(cov)
     pair_var = var[..., :, None] + var[..., None, :] - 2 * cov
     # Round-off may leave a variance just below 0. `where` and not `maximum`, because at exactly
     # 0 (no uncertainty) the derivative of `maximum` would be half of the right one.
@@ -293,7 +293,7 @@ def _variance_and_row_sums(
         mean, var = _mean_and_var(mean, cov_or_var)
         return mean, var, var
     mean, cov = _mean_and_cov(mean, cov_or_var)
-    return mean, jnp.diagonal(cov, axis1=-2, axis2=-1), cov.sum(axis=-1)
+    return mean, diagonal(cov), cov.sum(axis=-1)
 
 
 @jax.custom_jvp

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .._data import Batch
 from .._enums import CalibrationObjective, Pushforward, as_member
+from .._linalg import diagonal
 from .._machine import MEMORY_BUDGET
 from .._model import Model, traced
 from .._tree import PyTree, pytree, static
@@ -90,7 +91,7 @@ class PredictiveObjective:
         f, cov = self.output, None
         if p.recipe.needs_cov(self.fields):
             flat = self.projection.covariance(c, prior).astype(f.dtype)
-            var = jnp.diagonal(flat, axis1=1, axis2=2)
+            var = diagonal(flat)
             cov = flat.reshape(*f.shape, *f.shape[1:])
         else:
             var = self.projection.marginal(c, prior).astype(f.dtype)

@@ -64,7 +64,8 @@ def _chunking(operator: CurvatureOperator, layer: Layer) -> Chunking:
 def _placed(total: jax.Array, place: jax.Array) -> jax.Array:
     """From (O, I, O, I) to the order of the flat vector."""
     matrix = total.transpose(1, 0, 3, 2).reshape(place.size, place.size)
-    return matrix[place][:, place]
+    rows = matrix.at[place].get(mode="promise_in_bounds", unique_indices=True)
+    return rows.at[:, place].get(mode="promise_in_bounds", unique_indices=True)
 
 
 def _places(operator: CurvatureOperator, layer: Layer) -> np.ndarray:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .. import _optim
 from .._data import Batch, as_data, progress_bar, whole_batch
-from .._linalg import cholesky, solve_triangular
+from .._linalg import cholesky, diagonal, solve_triangular
 from .._tree import PyTree, is_concrete
 from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
@@ -61,7 +61,7 @@ def _log_evidence(prior: GPPrior, data: _Observed) -> jax.Array:
     """-1/2 [r^T M^-1 r + log det M + n log 2 pi + sum (w - 1) log(2 pi variance)], M = C C^T."""
     found, y = _factor(prior, data), data.y
     quadratic = sum(jnp.sum(jnp.square(w)) for w in found.white)
-    logdet = sum(2 * jnp.sum(jnp.log(jnp.diagonal(f))) for f in found.factors)
+    logdet = sum(2 * jnp.sum(jnp.log(diagonal(f))) for f in found.factors)
     constant = y.size * jnp.log(2 * jnp.pi).astype(y.dtype)
     constant += jnp.sum((data.weight - 1)[:, None] * jnp.log(2 * jnp.pi * found.variance))
     return -0.5 * (quadratic + logdet + constant)

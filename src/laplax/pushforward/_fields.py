@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .. import predictives
 from .._enums import Predictive, Pushforward, as_member, near_miss
+from .._linalg import diagonal
 from .._tree import pytree
 from ..likelihoods import (
     Bernoulli,
@@ -221,7 +222,7 @@ def _shown_covariance(moments: Moments, heads: bool) -> jax.Array:
     assert moments.cov is not None
     if not heads:
         return moments.cov
-    return jnp.take(moments.cov[..., 0], 0, axis=moments.mean.ndim - 1)
+    return jax.lax.index_in_dim(moments.cov[..., 0], 0, moments.mean.ndim - 1, keepdims=False)
 
 
 def _mean_of_y(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
@@ -246,7 +247,7 @@ def event_covariance(moments: Moments) -> jax.Array:
     n, classes = shape[0], shape[-1]
     events = math.prod(shape[1:-1])
     cov = moments.cov.reshape(n, events, classes, events, classes)
-    own = jnp.diagonal(cov, axis1=1, axis2=3)  # (n, C, C, events)
+    own = diagonal(jnp.moveaxis(cov, (1, 3), (-2, -1)))  # (n, C, C, events)
     return jnp.moveaxis(own, -1, 1).reshape(*shape, classes)
 
 

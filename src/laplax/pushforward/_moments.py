@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .._enums import Predictive, Pushforward
+from .._linalg import diagonal
 from .._machine import CPU_CACHE, even_size
 from .._model import Model, Traced, traced
 from .._space import ParamSpace
@@ -55,7 +56,7 @@ def linear_moments(
     cov = None
     if recipe.needs_cov(fields):
         flat = precision.covariance(J)
-        var = jnp.diagonal(flat, axis1=1, axis2=2)
+        var = diagonal(flat)
         cov = flat.reshape(n, *out, *out).astype(f.dtype)
     else:
         var = precision.marginal(J)

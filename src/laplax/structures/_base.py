@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import eigh
+from .._linalg import diagonal, eigh
 
 
 class Precision(abc.ABC):
@@ -153,7 +153,7 @@ class Structure(abc.ABC):
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
-        return jnp.diagonal(self.to_dense())
+        return diagonal(self.to_dense())
 
     def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
         """Lambda = c G + T."""

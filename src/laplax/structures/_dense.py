@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cho_solve, cholesky, solve_triangular
+from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Structure
 from ._jacobian import Jacobian, as_jacobian, matmul
@@ -33,8 +33,8 @@ class Dense(Structure):
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "DensePrecision":
         """Lambda = C C^T."""
-        diagonal = jnp.broadcast_to(prior, (self.size,))
-        return DensePrecision(cholesky(c * self.matrix + jnp.diag(diagonal)), prior)
+        prior_matrix = jnp.diag(jnp.broadcast_to(prior, (self.size,)))
+        return DensePrecision(cholesky(c * self.matrix + prior_matrix), prior)
 
 
 @pytree
@@ -95,7 +95,7 @@ class DensePrecision(Precision):
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of 2 log C_ii - log t_i."""
-        roots = jnp.diagonal(self.cholesky, axis1=-2, axis2=-1)
+        roots = diagonal(self.cholesky)
         return jnp.sum(2 * jnp.log(roots) - jnp.log(self.prior))
 
     @property

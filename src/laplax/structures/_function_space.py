@@ -5,7 +5,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cholesky, solve_triangular
+from .._linalg import cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Projection, Structure, columns
 
@@ -211,12 +211,12 @@ class FunctionSpacePrecision(Precision):
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + c / tau A0^-1/2 B^T G B A0^-1/2), nothing truncated."""
-        return 2 * jnp.sum(jnp.log(jnp.diagonal(self._inner_factor()[1])))
+        return 2 * jnp.sum(jnp.log(diagonal(self._inner_factor()[1])))
 
     def logdet(self) -> jax.Array:
         """The log pseudo-determinant: over the directions that vary."""
         post = self.posterior
-        logs = jnp.log(jnp.diagonal(post.factor) * self.structure.singular / post.shrink)
+        logs = jnp.log(diagonal(post.factor) * self.structure.singular / post.shrink)
         return 2 * jnp.sum(jnp.where(post.kept, logs, 0))
 
     def prior_energy(self, offset: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from .._linalg import turn
+from .._linalg import diagonal, turn
 from .._tree import pytree, static
 from ._coordinates import (
     Coordinates,
@@ -138,7 +138,7 @@ def split(jacobian: jax.Array | Jacobian, basis: jax.Array) -> tuple[jax.Array, 
 
     whole = total([x.gram() for x, _ in parts])
     rest = whole - jnp.einsum("ncr,ndr->ncd", inner, inner)
-    outside, length = (jnp.diagonal(x, axis1=1, axis2=2) for x in (rest, whole))
+    outside, length = (diagonal(x) for x in (rest, whole))
     return inner, jax.lax.cond(jnp.all(outside >= PLENTY * length), lambda: rest, exact)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cho_solve, cholesky, solve_triangular
+from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree, static
 from ._base import Precision, Projection, Structure, columns, t_mv
 from ._jacobian import Jacobian, split
@@ -87,7 +87,7 @@ class SpectralProjection(Projection):
         inside = jnp.square(self.coordinates) @ (1 / (c * self.eigenvalues + prior))
         if self.outside is None:
             return inside
-        return inside + jnp.diagonal(self.outside, axis1=1, axis2=2) / prior
+        return inside + diagonal(self.outside) / prior
 
 
 @pytree
@@ -223,7 +223,7 @@ class GeneralLowRank(Precision):
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + V^T V)."""
-        return 2 * jnp.sum(jnp.log(jnp.diagonal(self.cholesky)))
+        return 2 * jnp.sum(jnp.log(diagonal(self.cholesky)))
 
     @property
     def scale(self) -> "jax.Array | GeneralLowRank":

@@ -109,14 +109,21 @@ def _make_layer(
     inverse = np.argsort(order)
 
     def to_matrix(v: jax.Array) -> jax.Array:
-        row = v[leaf.size :][order].reshape(1, 1, -1)
+        row = _permuted(v[leaf.size :], order).reshape(1, 1, -1)
         return jnp.concatenate([weight_matrix(v), row], axis=1)
 
     def from_matrix(matrix: jax.Array) -> jax.Array:
-        return jnp.concatenate([weight_vector(matrix[:, :-1]), matrix[0, -1][inverse]])
+        return jnp.concatenate([weight_vector(matrix[:, :-1]), _permuted(matrix[0, -1], inverse)])
 
     shape = (groups, inputs + 1, outputs)
     return Layer(tap, (i, bias[0]), shape, to_matrix, from_matrix, has_bias=True)
+
+
+def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
+    """v[order]; most biases lie in order already, and nothing is gathered for them."""
+    if np.array_equal(order, np.arange(order.size)):
+        return v
+    return v[order]
 
 
 @functools.lru_cache(maxsize=256)
@@ -143,10 +150,10 @@ def _bias_layer(program: Program, layer: Layer) -> Layer:
     inverse = np.argsort(order)
 
     def to_matrix(v: jax.Array) -> jax.Array:
-        return v[order].reshape(1, 1, -1)
+        return _permuted(v, order).reshape(1, 1, -1)
 
     def from_matrix(matrix: jax.Array) -> jax.Array:
-        return matrix[0, 0][inverse]
+        return _permuted(matrix[0, 0], inverse)
 
     shape = (1, 1, len(order))
     return Layer(layer.tap, (leaf,), shape, to_matrix, from_matrix, False, has_bias=True)
