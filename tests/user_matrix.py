@@ -1,0 +1,364 @@
+"""Fits, predictions, searches and evaluations compiled exactly as a user compiles them.
+
+Run as a script, in a process of its own: `python tests/user_matrix.py PART`. Nothing here changes
+a setting of JAX but the width of its numbers, so what runs is what users run. Each number is
+compared with NumPy in double precision. The case is printed before it starts: the last line
+names the one that ended the process.
+"""
+
+import dataclasses
+import itertools
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import laplax
+from laplax.calibration import CalibrationWarning
+
+CLASSES = range(1, 18)
+EXAMPLES = (1, 31, 33, 37, 200, 1000)
+STRUCTURES = (
+    "full",
+    "diagonal",
+    "kfac",
+    "ekfac",
+    "block_diagonal",
+    "lanczos",
+    "lobpcg",
+    "hutchinson",
+)
+PREDICTIVES = (
+    "mc_bridge",
+    "laplace_bridge",
+    "mean_field_0",
+    "mean_field_1",
+    "mean_field_2",
+    "map",
+)
+INPUTS = 3
+HIDDEN = 4
+PRIOR = {"prior_prec": 0.7}
+
+
+def network(input, params):
+    return jnp.tanh(input @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Weights and data as NumPy arrays in double precision, and what NumPy says about them."""
+
+    loss: str
+    outputs: int
+    examples: int
+
+    def __post_init__(self):
+        rng = np.random.default_rng(self.outputs * 1009 + self.examples)
+        params = {
+            "b1": rng.normal(size=HIDDEN),
+            "b2": rng.normal(size=self.outputs),
+            "w1": rng.normal(size=(INPUTS, HIDDEN)),
+            "w2": rng.normal(size=(HIDDEN, self.outputs)),
+        }
+        object.__setattr__(self, "params", params)
+        object.__setattr__(self, "input", rng.normal(size=(self.examples, INPUTS)))
+        object.__setattr__(self, "target", self._targets(rng))
+
+    def _targets(self, rng):
+        shape = (self.examples, self.outputs)
+        if self.loss == "cross_entropy":
+            return rng.integers(self.outputs, size=self.examples)
+        if self.loss == "heteroscedastic":
+            return rng.normal(size=self.examples)
+        if self.loss == "mse":
+            return rng.normal(size=shape)
+        return rng.integers(2, size=shape)
+
+    def arrays(self, dtype):
+        """Parameters and data as a user has them."""
+        params = {name: jnp.asarray(x, dtype) for name, x in self.params.items()}
+        target = jnp.asarray(self.target, dtype if self.target.dtype == float else None)
+        return params, (jnp.asarray(self.input, dtype), target)
+
+    def hidden(self):
+        return np.tanh(self.input @ self.params["w1"] + self.params["b1"])
+
+    def output(self):
+        return self.hidden() @ self.params["w2"] + self.params["b2"]
+
+    def jacobian(self):
+        """(n, C, P) with the leaves in their order: b1, b2, w1, w2."""
+        h = self.hidden()
+        inner = (1 - h**2)[:, None, :] * self.params["w2"].T  # (n, C, HIDDEN)
+        eye = np.eye(self.outputs)
+        parts = [
+            inner,
+            np.broadcast_to(eye, (self.examples, self.outputs, self.outputs)),
+            np.einsum("ni,nch->ncih", self.input, inner),
+            np.einsum("nh,cd->nchd", h, eye),
+        ]
+        return np.concatenate([x.reshape(self.examples, self.outputs, -1) for x in parts], axis=2)
+
+    def hessian(self):
+        """Of the loss in the output, (n, C, C)."""
+        f = self.output()
+        eye = np.eye(self.outputs)
+        if self.loss == "cross_entropy":
+            p = softmax(f)
+            return p[:, :, None] * eye - p[:, :, None] * p[:, None, :]
+        if self.loss == "heteroscedastic":
+            diagonal = np.stack([np.exp(-f[:, 1]), np.full(self.examples, 0.5)], axis=1)
+        elif self.loss == "binary_cross_entropy":
+            p = 1 / (1 + np.exp(-f))
+            diagonal = p * (1 - p)
+        elif self.loss == "poisson":
+            diagonal = np.exp(f)
+        else:
+            diagonal = np.ones_like(f)
+        return diagonal[:, :, None] * eye
+
+    def curvature(self):
+        J = self.jacobian()
+        return np.einsum("nca,ncd,ndb->ab", J, self.hessian(), J)
+
+    def kfac_trace(self):
+        """Two layers, bias joint: |a|^2 |g|^2 / n, summed over the examples before the product."""
+        J = self.jacobian()
+        bias = J[:, :, :HIDDEN]
+        inner = np.einsum("nch,ncd,ndh->", bias, self.hessian(), bias)
+        outer = np.einsum("ncc->", self.hessian())
+        first = np.sum(self.input**2) + self.examples
+        last = np.sum(self.hidden() ** 2) + self.examples
+        return (first * inner + last * outer) / self.examples
+
+
+def softmax(f):
+    e = np.exp(f - f.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def leaf_sizes(outputs):
+    """Of b1, b2, w1 and w2."""
+    return [HIDDEN, outputs, INPUTS * HIDDEN, HIDDEN * outputs]
+
+
+def close(value, truth, dtype, what):
+    value = np.asarray(value, float)
+    scale = max(np.abs(truth).max(), 1e-3)
+    error = np.abs(value - truth).max() / scale
+    bound = 2e-3 if dtype == jnp.float32 else 1e-7
+    if not error <= bound:  # NaN is no success
+        raise AssertionError(f"{what}: off by {error:.3g} of {scale:.3g}")
+
+
+def fit(problem, structure, dtype, **options):
+    params, data = problem.arrays(dtype)
+    size = sum(x.size for x in params.values())
+    if structure in ("lanczos", "lobpcg"):
+        options = {"rank": min(size, 2 * problem.examples * problem.outputs), **options}
+    if structure == "hutchinson":
+        options = {"key": jax.random.key(0), "num_samples": 16, **options}
+    return laplax.laplace(
+        network, params, data, loss_fn=problem.loss, curv_type=structure, **options
+    )
+
+
+def check_curvature(problem, structure, curv_estimate, dtype):
+    G = problem.curvature()
+    estimate = np.asarray(curv_estimate.to_dense(), float)
+    if structure in ("full", "lanczos", "lobpcg"):
+        close(estimate, G, dtype, "G")
+    elif structure == "diagonal":
+        close(estimate, np.diag(np.diag(G)), dtype, "diag G")
+    elif structure == "block_diagonal":
+        leaf = np.repeat(np.arange(4), leaf_sizes(problem.outputs))
+        close(estimate, G * (leaf[:, None] == leaf[None, :]), dtype, "blocks of G")
+    elif structure == "ekfac":
+        close(np.trace(estimate), np.trace(G), dtype, "trace of EKFAC")
+    elif structure == "kfac":
+        close(np.trace(estimate), problem.kfac_trace(), dtype, "trace of KFAC")
+    return estimate
+
+
+def check_prediction(problem, posterior_fn, estimate, predictive_type, dtype):
+    """Variances against dense algebra on the very estimate; probabilities against softmax."""
+    _, (x, _) = problem.arrays(dtype)
+    set_prob_predictive = laplax.predictive(posterior_fn, network, predictive_type=predictive_type)
+    fields = ["map", "pred_var", "pred_act"][: 3 if problem.loss == "cross_entropy" else 2]
+    prediction = set_prob_predictive(PRIOR)(x, fields=fields)
+    J = problem.jacobian()
+    covariance = np.linalg.inv(estimate + PRIOR["prior_prec"] * np.eye(len(estimate)))
+    variance = np.einsum("nca,ab,ncb->nc", J, covariance, J)
+    output = problem.output()
+    if problem.loss == "heteroscedastic":  # the mean head is compared with y
+        variance = variance[:, 0]
+        output = output[:, 0]
+    close(prediction["map"], output, dtype, "output")
+    close(prediction["pred_var"], variance, dtype, "variance")
+    if predictive_type == "map":
+        close(prediction["pred_act"], softmax(problem.output()), dtype, "probabilities")
+    elif problem.loss == "cross_entropy":
+        close(np.sum(prediction["pred_act"], axis=1), np.ones(problem.examples), dtype, "their sum")
+
+
+def check_evidence(problem, posterior_fn, estimate, dtype):
+    params, data = problem.arrays(dtype)
+    value = laplax.log_marginal_likelihood(posterior_fn, PRIOR, network, params, data)
+    f = problem.output()
+    if problem.loss == "cross_entropy":
+        loglik = np.log(softmax(f))[np.arange(problem.examples), problem.target].sum()
+    elif problem.loss == "mse":
+        loglik = -0.5 * np.sum((f - problem.target) ** 2 + np.log(2 * np.pi))
+    else:
+        return
+    tau = PRIOR["prior_prec"]
+    theta = np.concatenate([x.reshape(-1) for x in problem.params.values()])
+    logdet = np.linalg.slogdet(np.eye(theta.size) + estimate / tau)[1]
+    close(value, loglik - 0.5 * (tau * theta @ theta + logdet), dtype, "evidence")
+
+
+def structure_case(loss, outputs, examples, structure, predictive_type, dtype):
+    problem = Problem(loss, outputs, examples)
+    posterior_fn, curv_estimate = fit(problem, structure, dtype)
+    estimate = check_curvature(problem, structure, curv_estimate, dtype)
+    check_prediction(problem, posterior_fn, estimate, predictive_type, dtype)
+    check_evidence(problem, posterior_fn, estimate, dtype)
+
+
+def rate_error(pred_act, target):
+    return jnp.mean(jnp.abs(pred_act - target))
+
+
+def search_case(loss, outputs, examples, structure, objective, method, dtype):
+    problem = Problem(loss, outputs, examples)
+    posterior_fn, _ = fit(problem, structure, dtype)
+    params, data = problem.arrays(dtype)
+    with warnings.catch_warnings():  # weights that were never trained have odd optima
+        warnings.simplefilter("ignore", CalibrationWarning)
+        chosen, set_prob_predictive = laplax.calibration(
+            posterior_fn,
+            network,
+            params,
+            data,
+            calibration_objective=objective,
+            calibration_method=method,
+        )
+    assert float(chosen["prior_prec"]) > 0
+    assert np.isfinite(np.asarray(set_prob_predictive.trace.values)).any()
+    metrics = [rate_error] if loss == "poisson" else None
+    results, _ = laplax.evaluation(posterior_fn, network, params, chosen, data, metrics=metrics)
+    for name, value in results.items():
+        assert np.isfinite(np.asarray(value)).all(), f"{name} = {value}"
+    if loss == "cross_entropy":
+        accuracy = np.mean(problem.output().argmax(axis=1) == problem.target)
+        close(results["accuracy"], accuracy, dtype, "accuracy")
+
+
+def last_layer_case(outputs, examples, structure, dtype):
+    problem = Problem("cross_entropy", outputs, examples)
+    _, curv_estimate = fit(problem, structure, dtype, subset="last_layer")
+    last = np.repeat([False, True, False, True], leaf_sizes(outputs))
+    G = problem.curvature()[last][:, last]
+    estimate = np.asarray(curv_estimate.to_dense(), float)
+    truth = np.diag(np.diag(G)) if structure == "diagonal" else G
+    close(estimate, truth, dtype, "G of the last layer")
+
+
+def class_cases(dtype):
+    """Every number of classes; structures, sizes and predictives rotate past it."""
+    repeats = 3 if dtype == jnp.float32 else 1
+    for (i, classes), j in itertools.product(enumerate(CLASSES), range(repeats)):
+        turn = repeats * i + j
+        structure = STRUCTURES[(turn + i // 8) % len(STRUCTURES)]
+        examples = EXAMPLES[(turn + j) % len(EXAMPLES)]
+        kind = PREDICTIVES[(turn + i) % len(PREDICTIVES)]
+        yield structure_case, ("cross_entropy", classes, examples, structure, kind, dtype)
+
+
+def three_class_cases(dtype):
+    """The number of classes that once ended the process, with every structure."""
+    for (i, examples), (j, structure) in itertools.product(
+        enumerate((33, 200)), enumerate(STRUCTURES)
+    ):
+        kind = PREDICTIVES[(3 * i + j) % len(PREDICTIVES)]
+        yield structure_case, ("cross_entropy", 3, examples, structure, kind, dtype)
+
+
+def likelihood_cases(dtype):
+    losses = (("mse", 3), ("binary_cross_entropy", 3), ("poisson", 1), ("heteroscedastic", 2))
+    for (i, (loss, outputs)), j in itertools.product(enumerate(losses), range(4)):
+        structure = STRUCTURES[(2 * j + i) % len(STRUCTURES)]
+        examples = EXAMPLES[(2 * i + j) % len(EXAMPLES)]
+        yield structure_case, (loss, outputs, examples, structure, None, dtype)
+    for i, classes in enumerate((1, 2, 3, 5, 8, 17)):
+        structure = ("full", "diagonal")[i % 2]
+        yield last_layer_case, (classes, EXAMPLES[i], structure, dtype)
+
+
+def search_cases(dtype):
+    kinds = (
+        ("cross_entropy", 3, "nll"),
+        ("cross_entropy", 10, "ece"),
+        ("cross_entropy", 3, "marginal_log_likelihood"),
+        ("binary_cross_entropy", 1, "nll"),
+        ("mse", 1, "marginal_log_likelihood"),
+        ("mse", 3, "nll"),
+        ("mse", 1, "chi_squared"),
+        ("heteroscedastic", 2, "marginal_log_likelihood"),
+        ("poisson", 1, "marginal_log_likelihood"),
+    )
+    for i, (loss, outputs, objective) in enumerate(kinds):
+        examples = (33, 37, 200)[i % 3]
+        structure = ("full", "diagonal", "kfac", "lanczos")[i % 4]
+        method = ("grid_search", "gradient_descent")[(i // 2) % 2]
+        yield search_case, (loss, outputs, examples, structure, objective, method, dtype)
+
+
+PARTS = {
+    "classes": class_cases,
+    "three-classes": three_class_cases,
+    "likelihoods": likelihood_cases,
+    "searches": search_cases,
+}
+
+
+def numbers():
+    """Evidence and variances of every structure, to be compared between ways to compile."""
+    losses = (("cross_entropy", 3), ("mse", 2), ("binary_cross_entropy", 1), ("poisson", 1))
+    for (i, structure), repeat in itertools.product(enumerate(STRUCTURES), range(2)):
+        loss, outputs = losses[(i + repeat) % len(losses)]
+        problem = Problem(loss, outputs, (33, 37)[repeat])
+        posterior_fn, _ = fit(problem, structure, jnp.float64)
+        params, data = problem.arrays(jnp.float64)
+        evidence = laplax.log_marginal_likelihood(posterior_fn, PRIOR, network, params, data)
+        prediction = laplax.predictive(posterior_fn, network)(PRIOR)(data[0])
+        variance = float(jnp.sum(prediction["pred_var"]))
+        yield f"{structure} {loss}", float(evidence), variance
+
+
+def compare(mode):
+    """Print the numbers, compiled as users do or with few optimisations."""
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_most_optimizations", mode == "quick")
+    for name, evidence, variance in numbers():
+        print(name, repr(evidence), repr(variance), sep="\t", flush=True)
+
+
+def main(part, dtype):
+    jax.config.update("jax_enable_x64", dtype == "float64")
+    count = 0
+    for case, arguments in PARTS[part](jnp.dtype(dtype).type):
+        print(case.__name__, *arguments[:-1], dtype, flush=True)
+        case(*arguments)
+        count += 1
+    print(f"all {count} cases passed", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "numbers":
+        compare(sys.argv[2])
+    else:
+        main(*sys.argv[1:])
