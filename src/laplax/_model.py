@@ -168,7 +168,11 @@ def _output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDt
             "Pick the output to be judged: lambda input, params: my_model(...)['logits']"
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
-        raise TypeError(f"model_fn must return floating-point outputs; it returned {out.dtype}")
+        complex_ = jnp.issubdtype(out.dtype, jnp.complexfloating)
+        cure = "; take its jnp.real, jnp.imag or jnp.abs" if complex_ else ""
+        raise TypeError(
+            f"model_fn must return floating-point outputs; it returned {out.dtype}{cure}"
+        )
     if not model.vmap_over_data and out.shape[:1] != (1,):
         raise ValueError(
             "with vmap_over_data=False model_fn sees a batch and returns one output per example "

@@ -77,6 +77,11 @@ def check_params(params: PyTree) -> PyTree:
                 f"{type(leaf).__name__}. Wrap numbers with jnp.asarray, and keep functions out "
                 "(equinox: params, static = eqx.partition(model, eqx.is_inexact_array))"
             )
+        if np.issubdtype(leaf.dtype, np.complexfloating):
+            raise TypeError(
+                f"params must be real; the leaf {leaf_names(params)[i]!r} is {leaf.dtype}. Write "
+                "it as two real leaves and join them in the model: jax.lax.complex(real, imag)"
+            )
         if not is_floating(leaf.dtype):
             raise TypeError(
                 f"params must be floating point; the leaf {leaf_names(params)[i]!r} is "

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import _core as core
 from ._data import Batch, Loader, as_data, progress_bar
 from ._machine import MEMORY_BUDGET
 from ._model import Model, check_signature, traced
 from ._problem import check_params
 from ._tree import PyTree
-from .subset import last_product
+from .subset import last_layer
 from .taps import Program
+from .taps._flow import reaches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _as_dict(batch: Batch) -> dict[str, Any]:
 
 
 def _make_head(program: Program, params: PyTree, example: PyTree) -> Head:
-    leaf = last_product(program)
+    leaf = last_layer(program)[0]
     taps = program.uses_of(leaf)
     if len(taps) != 1:
         raise ValueError(
@@ -124,12 +124,8 @@ def _check_cut(head: Head, params: PyTree, example: PyTree) -> None:
     operand = jax.eval_shape(functools.partial(_features, head), params, batch)
     struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
     closed = jax.make_jaxpr(output)(example, params, struct)
-    inputs = closed.jaxpr.invars[: len(jax.tree.leaves(example))]
-    live = {v for v in closed.jaxpr.outvars if not isinstance(v, core.Literal)}
-    for eqn in reversed(closed.jaxpr.eqns):
-        if live.intersection(eqn.outvars):
-            live.update(v for v in eqn.invars if not isinstance(v, core.Literal))
-    if live.intersection(inputs):
+    inputs = (1 << len(jax.tree.leaves(example))) - 1
+    if reaches(closed.jaxpr)[0] & inputs:
         name = head.program.names[head.program.uses[tap].leaf]
         raise ValueError(
             f"the output depends on the input not only through the last layer ({name!r}), for "

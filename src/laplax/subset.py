@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from ._model import Traced
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
 from .taps import Program
-from .taps._uses import LinearUse
+from .taps._origin import PRODUCTS, Meeting
 
 Subset = str | re.Pattern[str] | Callable[[str], bool] | PyTree | None
 Masks = tuple[bool | np.ndarray, ...]
@@ -80,7 +80,7 @@ def _masks(subset: Subset, params: PyTree, known: Traced) -> Masks:
     selected: Masks
     names = leaf_names(params)
     if isinstance(subset, str) and subset == "last_layer":
-        chosen = _last_layer(known.program)
+        chosen = last_layer(known.program)
         return tuple(i in chosen for i in range(len(names)))
     if isinstance(subset, str):
         selected = tuple(fnmatch.fnmatchcase(name, subset) for name in names)
@@ -151,28 +151,76 @@ def _require_known(leaves: list[Any], what: str) -> None:
         )
 
 
-def last_product(program: Program) -> int:
-    """The weight of the last parametrised product before the output."""
-    candidates = sorted({program.uses[tap].leaf for tap in program.last_products})
-    named = ", ".join(program.names[i] for i in candidates)
-    if not candidates:
+def last_layer(program: Program) -> tuple[int, ...]:
+    """The leaves of the last layer, weight first: the last product, and what is added behind it.
+
+    A weight that is changed on its way, used elsewhere too, or followed by parameters in another
+    role is refused: whatever was taken in its place could be another layer.
+    """
+    if not program.last:
         raise ValueError(
             "subset='last_layer' finds no product of a parameter with data; name the leaves: "
             f"{', '.join(program.names)}"
         )
-    if len(candidates) > 1:
+    _require_plain(program)
+    weights = sorted({i for meeting in program.last if meeting.product for i in meeting.leaves})
+    if len(weights) > 1:
+        named = ", ".join(program.names[i] for i in weights)
         raise ValueError(
             f"subset='last_layer' is ambiguous: several products reach the output ({named}). Name "
-            f"one, for example subset={program.names[candidates[-1]]!r}"
+            f"one, for example subset={program.names[weights[-1]]!r}"
         )
-    return candidates[0]
+    biases = sorted({i for meeting in program.last if meeting.bias for i in meeting.leaves})
+    taps = {meeting.tap for meeting in program.last}
+    for i in (*weights, *biases):
+        _require_owned(program, i, taps)
+    return (*weights, *biases)
 
 
-def _last_layer(program: Program) -> set[int]:
-    """The leaves of the last parametrised product before the output, with its bias."""
-    leaf = last_product(program)
-    taps = program.uses_of(leaf)
-    biases = {
-        use.leaf for use in program.uses if isinstance(use, LinearUse) and use.added_to in taps
-    }
-    return {leaf, *biases}
+def _require_plain(program: Program) -> None:
+    """All that parameters do from the last product on is to multiply and to be added."""
+    if all(meeting.tap is not None for meeting in program.last):
+        return
+    found = ", ".join(
+        f"{', '.join(repr(program.names[i]) for i in meeting.leaves)} ({_role(meeting)})"
+        for meeting in program.last
+    )
+    leaves = sorted({i for meeting in program.last for i in meeting.leaves})
+    raise ValueError(
+        "subset='last_layer' takes one weight that is multiplied with the features as it is, and "
+        f"the biases that are added after it. Here the output depends on {found}, of which no "
+        f"such layer can be told apart. {_by_hand(program, leaves)}"
+    )
+
+
+def _role(meeting: Meeting) -> str:
+    if meeting.product:
+        return "a product"
+    if meeting.bias:
+        return "added"
+    return "transformed, then a product" if meeting.how in PRODUCTS else f"`{meeting.how}`"
+
+
+def _require_owned(program: Program, leaf: int, taps: set[int | None]) -> None:
+    """What the last layer owns is used in it alone."""
+    uses, name = program.uses_of(leaf), program.names[leaf]
+    reason = dict(program.uncovered).get(leaf)
+    if reason is None and taps.issuperset(uses):
+        return
+    count = len(uses) + (reason is not None)
+    raise ValueError(
+        f"the last layer's {name!r} is used {count} times, also elsewhere "
+        f"({reason or 'in another layer'}), so that subset='last_layer' would make more than the "
+        f"last layer random. {_by_hand(program, [leaf])}"
+    )
+
+
+def _by_hand(program: Program, leaves: Sequence[int]) -> str:
+    """How to name the subset."""
+    names = [program.names[i] for i in leaves]
+    if len(names) == 1:
+        return f"Name by hand what should vary, for example subset={names[0]!r}"
+    return (
+        "Name by hand which of them should vary, for example all: "
+        f"subset=lambda name: name in {names}"
+    )

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import _core as core
+from ._flow import CALLS, opened, passed_through, reached_by, unrolled_equations
+from ._origin import CONSTANT, PRODUCTS, Origin, combined, meets, tapped
 from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use
 
 VIEWS = {
@@ -25,19 +27,11 @@ VIEWS = {
     "slice",
     "rev",
 }
-PRODUCTS = {"dot_general", "conv_general_dilated"}
 RESHAPES = {"reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
 LAYOUTS = RESHAPES | {"transpose"}  # what a product may go through on its way to its bias
-# Not the calls with a derivative of their own (`custom_jvp`, `custom_vjp`): it would be lost.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
+# Equations that all unrolled scans of a model may have together. One takes about 10 ms to compile;
+# the rows of a parameter that is used in many turns cost the same arithmetic as its taps.
+UNROLLED = 128
 
 
 def whole_leaf(leaf: jax.Array) -> jax.Array:
@@ -54,9 +48,9 @@ class Cell:
     view: Callable[[jax.Array], jax.Array] | None = None
     tap: int | None = None  # the product it came from, up to its layout
     layout: Callable[[Any], Any] | None = None  # from that product's output to this
-    products: frozenset[int] = frozenset()  # the last parametrised products it depends on
     copy_of: int | None = None  # the product it equals up to its shape and an added parameter
     repeats: bool = False  # whether the view has an entry of the leaf in several places
+    origin: Origin = CONSTANT
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,9 +66,9 @@ class Interpreter:
     acts: list[Any] = dataclasses.field(default_factory=list)
     outs: list[Any] = dataclasses.field(default_factory=list)
     uncovered: dict[int, str] = dataclasses.field(default_factory=dict)
-    last_products: tuple[int, ...] = ()
-    output_tap: int | None = None
     readers: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    unrolled: int = 0  # equations of the scans so far
+    within_scan: bool = False  # whose equations are counted already
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Cell]) -> list[Cell]:
         """Evaluate a jaxpr on cells."""
@@ -96,43 +90,61 @@ class Interpreter:
     def _equation(self, jaxpr: Any, eqn: Any, cells: list[Cell]) -> list[Cell]:
         name = eqn.primitive.name
         held = [i for i, cell in enumerate(cells) if cell.leaf is not None]
-        inlined = held and (name in CALLS or name == "scan")
-        if name not in LAYOUTS and not inlined:  # those who come after are counted instead
-            self.readers.update(cell.tap for cell in cells if cell.tap is not None)
-        if not held:
-            return self._without_parameters(jaxpr, eqn, cells)
-        if name in CALLS:
-            inner = eqn.params[CALLS[name]]
-            closed = isinstance(inner, core.ClosedJaxpr)
-            body, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
-            return self.run(body, consts, cells)
-        if name == "scan":
-            return self._scan(eqn, cells)
-        if name in VIEWS and len(cells) == 1:
+        if name in CALLS and (held or meets(_origins(cells))):
+            return self.run(*opened(eqn.params[CALLS[name]]), cells)
+        if name == "scan" and held:
+            if self._unrolls(eqn):
+                return self._scan(eqn, cells)
+            steps = f"used inside a `scan` of {eqn.params['length']:,} steps"
+            return self._opaque(jaxpr, eqn, cells, steps)
+        if held and _has_complex(eqn):
+            return self._opaque(jaxpr, eqn, cells, "meets complex numbers")
+        if held and name in VIEWS and len(cells) == 1 and _is_floating(eqn):
             return [self._view(eqn, cells[0])]
+        if not held and name in LAYOUTS and _is_floating(eqn):
+            return [self._layout(jaxpr, eqn, cells[0])]
         use = self._use(eqn, cells, held)
-        if use is not None:
-            if len(self.uses) in self.operands:
-                cells[1 - held[0]] = Cell(self.operands[len(self.uses)])
-            value = evaluate(jaxpr, eqn, cells)[0]
-            return [self._tap(value, cells, held[0], use, name)]
-        for i in held:
-            self._uncover(cells[i].leaf, f"used by `{name}`")
-        reached = _products(cells)
-        return [Cell(value, products=reached) for value in evaluate(jaxpr, eqn, cells)]
+        if use is None:
+            return self._opaque(jaxpr, eqn, cells, f"used by `{name}`")
+        self._read(cells)
+        if len(self.uses) in self.operands:
+            operand = cells[1 - held[0]]
+            cells[1 - held[0]] = Cell(self.operands[len(self.uses)], origin=operand.origin)
+        value = evaluate(jaxpr, eqn, cells)[0]
+        return [self._tap(value, cells, held[0], use, name)]
 
-    def _without_parameters(self, jaxpr: Any, eqn: Any, cells: list[Cell]) -> list[Cell]:
-        name, reached = eqn.primitive.name, _products(cells)
-        values = evaluate(jaxpr, eqn, cells)
-        if name not in LAYOUTS:
-            return [Cell(value, products=reached) for value in values]
-        cell = cells[0]
-        kept = cell.copy_of if name in RESHAPES else None
-        return [Cell(values[0], None, None, cell.tap, _laid_out(eqn, cell), reached, kept)]
+    def _opaque(self, jaxpr: Any, eqn: Any, cells: list[Cell], why: str) -> list[Cell]:
+        """An equation as it is. The parameters that it reads are no longer followed."""
+        self._read(cells)
+        values, name = evaluate(jaxpr, eqn, cells), eqn.primitive.name
+        if not any(cell.origin.leaves for cell in cells):
+            origin = combined(_origins(cells), name)
+            return [Cell(value, origin=origin) for value in values]
+        through, outs = passed_through(eqn), []
+        for i, (value, bits) in enumerate(zip(values, reached_by(eqn), strict=True)):
+            if i in through:
+                outs.append(cells[through[i]])
+                continue
+            read = [cell for j, cell in enumerate(cells) if bits >> j & 1]
+            outs.append(self._made_of(value, read, name, why))
+        return outs
 
-    def _uncover(self, leaf: int | None, why: str) -> None:
-        assert leaf is not None
-        self.uncovered.setdefault(leaf, why)
+    def _made_of(self, value: Any, cells: Sequence[Cell], name: str, why: str) -> Cell:
+        """A value made of others. The one place where a parameter is lost sight of."""
+        for cell in cells:
+            if cell.leaf is not None:
+                self.uncovered.setdefault(cell.leaf, why)
+        return Cell(value, origin=combined(_origins(cells), name))
+
+    def _read(self, cells: Sequence[Cell]) -> None:
+        self.readers.update(cell.tap for cell in cells if cell.tap is not None)
+
+    def _layout(self, jaxpr: Any, eqn: Any, cell: Cell) -> Cell:
+        """Of a product: those who come after are counted as its readers."""
+        value = evaluate(jaxpr, eqn, [cell])[0]
+        kept = cell.copy_of if eqn.primitive.name in RESHAPES else None
+        layout = _laid_out(eqn, cell)
+        return Cell(value, tap=cell.tap, layout=layout, copy_of=kept, origin=cell.origin)
 
     def _view(self, eqn: Any, cell: Cell) -> Cell:
         before, params = cell.view, eqn.params
@@ -145,7 +157,7 @@ class Interpreter:
         repeats = cell.repeats or (
             eqn.primitive.name == "broadcast_in_dim" and value.size != cell.value.size
         )
-        return Cell(value, cell.leaf, view, repeats=repeats)
+        return Cell(value, cell.leaf, view, repeats=repeats, origin=cell.origin)
 
     def _use(self, eqn: Any, cells: list[Cell], held: list[int]) -> Use | None:
         if len(held) != 1:
@@ -180,41 +192,66 @@ class Interpreter:
         self.uses.append(use)
         self.acts.append(others[0])
         self.outs.append(value)
+        tap, held = len(self.uses) - 1, cells[which].leaf
+        assert held is not None
+        origin = tapped(_origins(cells), name, held, tap)
         if name not in PRODUCTS:
             # A parameter that is added to a product leaves its derivative alone.
             added = name in ("add", "add_any") or (name == "sub" and which == 1)
             other = cells[1 - which] if added else Cell(value)
             kept = other.copy_of if other.value.shape == value.shape else None
-            return Cell(value, products=_products(cells), copy_of=kept)
-        tap = len(self.uses) - 1
+            return Cell(value, copy_of=kept, origin=origin)
         kept = tap if isinstance(use, MatmulUse) else None
-        return Cell(value, None, None, tap, lambda out: out, frozenset({tap}), kept)
+        return Cell(value, tap=tap, layout=lambda out: out, copy_of=kept, origin=origin)
+
+    def _unrolls(self, eqn: Any) -> bool:
+        if self.within_scan:
+            return eqn.params["length"] > 0
+        work = unrolled_equations(eqn)
+        fits = 0 < work <= UNROLLED - self.unrolled
+        self.unrolled += work if fits else 0
+        return fits
 
     def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""
-        p = eqn.params
+        p, outermost = eqn.params, not self.within_scan
         consts, carry = cells[: p["num_consts"]], cells[p["num_consts"] :][: p["num_carry"]]
         xs = cells[p["num_consts"] + p["num_carry"] :]
+        self._read(xs)
+        self.within_scan = True
         turns, stacked = range(p["length"]), []
         for i in reversed(turns) if p["reverse"] else turns:
             slices = [_index(x, i) for x in xs]
             outs = self.run(p["jaxpr"].jaxpr, p["jaxpr"].consts, [*consts, *carry, *slices])
             carry = outs[: p["num_carry"]]
             stacked.append(outs[p["num_carry"] :])
+        self.within_scan = not outermost
         if p["reverse"]:
             stacked.reverse()
-        for cell in carry:
-            if cell.leaf is not None:
-                self._uncover(cell.leaf, "carried out of a `scan`")
-        ys = [
-            Cell(jnp.stack([cell.value for cell in column]), products=_products(column))
-            for column in zip(*stacked, strict=True)
-        ]
-        return [*(Cell(cell.value, products=cell.products) for cell in carry), *ys]
+        columns = list(zip(*stacked, strict=True))
+        return [*carry, *(self._stacked(column) for column in columns)]
+
+    def _stacked(self, column: Sequence[Cell]) -> Cell:
+        self._read(column)
+        value = jnp.stack([cell.value for cell in column])
+        return self._made_of(value, column, "scan", "stacked by a `scan`")
 
 
-def _products(cells: Sequence[Cell]) -> frozenset[int]:
-    return frozenset().union(*(cell.products for cell in cells))
+def _origins(cells: Sequence[Cell]) -> list[Origin]:
+    return [cell.origin for cell in cells]
+
+
+def _is_floating(eqn: Any) -> bool:
+    """Whether a value stays a real number, and so keeps its derivative."""
+    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+
+
+def _has_complex(eqn: Any) -> bool:
+    """Whether complex numbers go in or out: a transpose would keep their real part alone."""
+    avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    return any(
+        jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals if hasattr(aval, "dtype")
+    )
 
 
 def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
@@ -236,11 +273,17 @@ def _laid_out(eqn: Any, cell: Cell) -> Callable[[Any], Any] | None:
 
 
 def _index(cell: Cell, i: int) -> Cell:
-    if cell.leaf is None:
-        return Cell(cell.value[i], products=cell.products)
-    before = cell.view
-    assert before is not None
-    return Cell(cell.value[i], cell.leaf, lambda leaf: before(leaf)[i], repeats=cell.repeats)
+    def entry(x: jax.Array) -> jax.Array:
+        return jax.lax.index_in_dim(x, i, keepdims=False)
+
+    value, before = entry(cell.value), cell.view
+    if before is None:
+        return Cell(value, origin=cell.origin)
+
+    def view(leaf: jax.Array) -> jax.Array:
+        return entry(before(leaf))
+
+    return Cell(value, cell.leaf, view, repeats=cell.repeats, origin=cell.origin)
 
 
 def _linear_part(

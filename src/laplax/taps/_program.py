@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from .._model import Model
 from .._tree import PyTree, leaf_names
+from ._flow import reaches
 from ._interpret import Cell, Interpreter, whole_leaf
+from ._origin import Meeting, Origin
 from ._uses import Use
 
 
@@ -25,7 +27,7 @@ class Program:
     uncovered: tuple[tuple[int, str], ...]
     names: tuple[str, ...]
     leaves: tuple[jax.ShapeDtypeStruct, ...]
-    last_products: tuple[int, ...] = ()  # taps that reach the output through no other product
+    last: tuple[Meeting, ...] = ()  # where parameters met the input, from the last products on
     output_tap: int | None = None  # the product that is the output, up to shape and bias
     read_once: frozenset[int] = frozenset()  # products whose value goes to one place only
 
@@ -50,18 +52,27 @@ class Program:
         operands: Mapping[int, jax.Array] | None = None,
     ) -> tuple[jax.Array, Interpreter]:
         """The output of one example, and what was recorded on the way."""
+        out, interpreter = self.interpret(input, params, perturbations, operands)
+        return out.value, interpreter
+
+    def interpret(
+        self,
+        input: PyTree,
+        params: PyTree,
+        perturbations: Sequence[jax.Array] | None = None,
+        operands: Mapping[int, jax.Array] | None = None,
+    ) -> tuple[Cell, Interpreter]:
+        """The same, with what is known about the output."""
         interpreter = Interpreter(perturbations, operands or {})
-        leaves = jax.tree.leaves(params)
-        cells = [Cell(x) for x in jax.tree.leaves(input)]
-        cells += [Cell(w, i, whole_leaf) for i, w in enumerate(leaves)]
+        cells = [Cell(x, origin=Origin(from_input=True)) for x in jax.tree.leaves(input)]
+        for i, leaf in enumerate(jax.tree.leaves(params)):
+            cells.append(Cell(leaf, i, whole_leaf, origin=Origin(leaves=frozenset({i}))))
         out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
-        interpreter.last_products = tuple(sorted(out.products))
-        interpreter.output_tap = out.copy_of
         if out.tap is not None:
             interpreter.readers[out.tap] += 1
         if out.leaf is not None:
             interpreter.uncovered.setdefault(out.leaf, "returned as the output")
-        return out.value, interpreter
+        return out, interpreter
 
     def factors(
         self, input: PyTree, params: PyTree, columns_of: Any
@@ -86,21 +97,38 @@ def trace_taps(model: Model, params: PyTree, input: PyTree) -> Program:
     jaxpr = jax.make_jaxpr(model.one)(input, params)
     leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
-    found: list[Interpreter] = []
+    found: list[tuple[Cell, Interpreter]] = []
 
-    def dry(input: PyTree, params: PyTree) -> tuple[jax.Array, list[Any]]:
-        f, interpreter = empty.run(input, params)
-        found.append(interpreter)
-        return f, interpreter.outs
+    def dry(input: PyTree, params: PyTree) -> list[Any]:
+        found.append(empty.interpret(input, params))
+        return found[-1][1].outs
 
-    _, outs = jax.eval_shape(dry, input, params)
-    interpreter = found[-1]
+    outs = jax.eval_shape(dry, input, params)
+    out, interpreter = found[-1]
     return dataclasses.replace(
         empty,
         uses=tuple(interpreter.uses),
         out_structs=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs),
-        uncovered=tuple(interpreter.uncovered.items()),
-        last_products=interpreter.last_products,
-        output_tap=interpreter.output_tap,
+        uncovered=_uncovered(jaxpr.jaxpr, interpreter, len(leaves)),
+        last=tuple(sorted(out.origin.met, key=lambda meeting: meeting.leaves)),
+        output_tap=out.copy_of,
         read_once=frozenset(tap for tap, n in interpreter.readers.items() if n == 1),
     )
+
+
+def _uncovered(jaxpr: Any, interpreter: Interpreter, count: int) -> tuple[tuple[int, str], ...]:
+    """The leaves that need rows: no derivative is zero because nothing was seen of it.
+
+    Of a leaf without any use the output must be known not to depend.
+    """
+    reached = reaches(jaxpr)[0] >> (len(jaxpr.invars) - count)
+    used = {use.leaf for use in interpreter.uses}
+    reasons = {}
+    for i in range(count):
+        if not reached >> i & 1:
+            continue
+        if i in interpreter.uncovered:
+            reasons[i] = interpreter.uncovered[i]
+        elif i not in used:
+            reasons[i] = "its way to the output was not followed"
+    return tuple(reasons.items())

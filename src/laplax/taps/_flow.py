@@ -1,0 +1,136 @@
+"""Which inputs of a jaxpr reach which of its outputs.
+
+Sets of inputs are the bits of a number: bit i stands for input i. What is not known for sure counts
+as reached, so that an input outside of the set is one that the output does not depend on.
+"""
+
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from .. import _core as core
+
+# Not the calls with a derivative of their own (`custom_jvp`, `custom_vjp`): it would be lost.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+def opened(inner: Any) -> tuple[Any, Any]:
+    """A jaxpr and its constants, of one that is closed or not."""
+    return (inner.jaxpr, inner.consts) if isinstance(inner, core.ClosedJaxpr) else (inner, ())
+
+
+def reaches(jaxpr: Any) -> tuple[int, ...]:
+    """For every output of a jaxpr, the inputs that it may depend on."""
+    known = {var: 1 << i for i, var in enumerate(jaxpr.invars)}
+
+    def read(atom: Any) -> int:
+        return 0 if isinstance(atom, core.Literal) else known.get(atom, 0)
+
+    for eqn in jaxpr.eqns:
+        sources = [read(atom) for atom in eqn.invars]
+        for var, bits in zip(eqn.outvars, reached_by(eqn), strict=True):
+            known[var] = _through(bits, sources)
+        if eqn.effects:  # a reference may have been written to
+            every = _union(sources)
+            known.update((a, every) for a in eqn.invars if not isinstance(a, core.Literal))
+    return tuple(read(atom) for atom in jaxpr.outvars)
+
+
+def reached_by(eqn: Any) -> tuple[int, ...]:
+    """For every output of an equation, the operands that it may depend on."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in CALLS:
+        return reaches(opened(params[CALLS[name]])[0])
+    if name == "cond":
+        branches = [reaches(opened(branch)[0]) for branch in params["branches"]]
+        return tuple(1 | _union(bits) << 1 for bits in zip(*branches, strict=True))
+    if name == "scan":
+        return _scan(params)
+    if name == "while":
+        return _while(params, len(eqn.invars))
+    return ((1 << len(eqn.invars)) - 1,) * len(eqn.outvars)
+
+
+def passed_through(eqn: Any) -> dict[int, int]:
+    """Outputs of a loop that are one of its operands, unchanged: output to operand."""
+    if eqn.primitive.name == "scan":
+        start = eqn.params["num_consts"]
+        return {i: start + i for i in _unchanged(eqn.params["jaxpr"].jaxpr, start)}
+    if eqn.primitive.name == "while":
+        start, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"]
+        body = eqn.params["body_jaxpr"].jaxpr
+        return {i: before + start + i for i in _unchanged(body, start)}
+    return {}
+
+
+def unrolled_equations(scan: Any) -> int:
+    """How many equations a `scan` has once it is unrolled; a turn counts, too."""
+    return scan.params["length"] * (1 + num_equations(scan.params["jaxpr"].jaxpr))
+
+
+def num_equations(jaxpr: Any) -> int:
+    """How many equations there are once every `scan` is unrolled."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scan":
+            total += unrolled_equations(eqn)
+        elif eqn.primitive.name in CALLS:
+            total += num_equations(opened(eqn.params[CALLS[eqn.primitive.name]])[0])
+        else:
+            total += 1
+    return total
+
+
+def _scan(params: Any) -> tuple[int, ...]:
+    """Until nothing changes: what is carried depends on what it was made of in all turns before."""
+    step, start, count = reaches(params["jaxpr"].jaxpr), params["num_consts"], params["num_carry"]
+    sources = [1 << i for i in range(len(params["jaxpr"].jaxpr.invars))]
+    while True:
+        carried = [sources[start + i] | _through(step[i], sources) for i in range(count)]
+        if carried == sources[start : start + count]:
+            return (*carried, *(_through(bits, sources) for bits in step[count:]))
+        sources[start : start + count] = carried
+
+
+def _while(params: Any, num_operands: int) -> tuple[int, ...]:
+    """As a `scan`; how many turns there are decides about all that changes from turn to turn."""
+    body, condition = params["body_jaxpr"].jaxpr, params["cond_jaxpr"].jaxpr
+    first, start = params["cond_nconsts"], params["body_nconsts"]
+    step, turns = reaches(body), reaches(condition)[0]
+    unchanged = _unchanged(body, start)
+    sources = [1 << i for i in range(num_operands)]
+    while True:
+        carry = sources[first + start :]
+        turned = _through(turns, [*sources[:first], *carry])
+        carried = [
+            old if i in unchanged else old | turned | _through(step[i], sources[first:])
+            for i, old in enumerate(carry)
+        ]
+        if carried == carry:
+            return tuple(carried)
+        sources[first + start :] = carried
+
+
+def _unchanged(body: Any, start: int) -> list[int]:
+    """Which parts of its carry the body of a loop returns as they came."""
+    carry = body.invars[start:]
+    pairs = zip(carry, body.outvars, strict=False)
+    return [i for i, (before, after) in enumerate(pairs) if before is after]
+
+
+def _through(bits: int, sources: list[int]) -> int:
+    """The union of the sources that the bits stand for."""
+    return _union(source for i, source in enumerate(sources) if bits >> i & 1)
+
+
+def _union(sets: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, sets, 0)
