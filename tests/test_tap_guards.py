@@ -385,6 +385,8 @@ def test_complex_parameters_and_outputs_are_refused():
     data = (X, X[:, :2])
     with pytest.raises(TypeError, match=r"'w' is complex128.*two real leaves"):
         laplax.laplace(lambda input, params: input, {"w": W.astype(complex)}, data, loss_fn="mse")
+    with pytest.raises(TypeError, match=r"input holds complex128.*real and imaginary part"):
+        laplax.laplace(lambda input, params: input, {"w": W}, (phase(X), X), loss_fn="mse")
     with pytest.raises(TypeError, match=r"it returned complex128.*jnp\.real"):
         laplax.laplace(
             lambda input, params: rotated(input, params["w"]), {"w": W}, data, loss_fn="mse"

@@ -54,7 +54,8 @@ def laplace(
             `"block_diagonal"`, `"hutchinson"`, `"lanczos"`, `"lobpcg"`, or an `Estimator`.
         curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
             or a `Curvature`.
-        subset: The parameters that are random; the others stay at their values. `"last_layer"`,
+        subset: The parameters that are random; the others stay at their values. `"last_layer"`
+            (the last weight that is multiplied with features, and the biases added after it),
             a glob on path names (`"Dense_2/*"`), a regular expression (`re.compile(...)`), a
             predicate on the path, or a pytree of booleans; boolean arrays in it select single
             entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.

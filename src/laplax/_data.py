@@ -224,6 +224,11 @@ def _is_array(item: Any) -> bool:
 def _to_array(field: str, leaf: Any) -> jax.Array:
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
+        if array.dtype.kind == "c":
+            raise TypeError(
+                f"data's {field} holds {array.dtype}; give its real and imaginary part as two "
+                "real arrays, and join them in the model: jax.lax.complex(real, imag)"
+            )
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.
