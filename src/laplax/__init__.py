@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._api import curvature_mv as curvature_mv
 from ._api import laplace as laplace
+from ._arguments import InputWarning as InputWarning
 from ._enums import CalibrationMethod as CalibrationMethod
 from ._enums import CalibrationObjective as CalibrationObjective
 from ._enums import CurvApprox as CurvApprox

@@ -7,20 +7,24 @@ from typing import Any
 
 import jax
 
+from ._arguments import check_key, in_our_words, warn, whole_number
+from ._data import Form, Loader
 from ._enums import check_names
 from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
-from ._tree import PyTree, all_finite, is_concrete
+from ._space import ParamSpace
+from ._tree import PyTree, all_finite, is_concrete, leaf_names
 from .curvature._kinds import CURVATURES, Curvature, curvature_class
-from .curvature._operator import CurvatureOperator, LocalCurvature
+from .curvature._operator import CurvatureOperator, LocalCurvature, subset_scale
 from .estimators import ESTIMATORS, Estimator, estimator_class
 from .estimators._base import Diagnostics
 from .likelihoods import Likelihood
-from .posterior import CurvEstimate, PosteriorFn
+from .posterior import CurvEstimate, Origin, PosteriorFn
 from .structures import Structure
 from .subset import Subset, select
 
 
+@in_our_words
 def laplace(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
@@ -47,7 +51,9 @@ def laplace(
             closure (attributes of an object, what other functions read) must not change.
         params: The trained weights, any pytree of floating-point arrays.
         data: Training data: `(input, target)`, a dict with `input` and `target` (and `weight`),
-            or an iterable of such batches.
+            or an iterable of such batches, which gives the same examples in every pass. A third
+            entry of a tuple is a weight of floating point or a mask; a weight of whole numbers
+            has to be named.
         loss_fn: `"mse"`, `"cross_entropy"`, `"binary_cross_entropy"`, `"poisson"`,
             `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`.
         curv_type: How the curvature is kept: `"full"`, `"diagonal"`, `"kfac"`, `"ekfac"`,
@@ -112,13 +118,15 @@ def finish(
         structure,
         problem.likelihood,
         operator.space,
-        problem.traced.input_ndims,
+        Form.of(problem.traced.example),
         problem.model.vmap_over_data,
         operator.num_total_samples,
     )
-    return posterior_fn, CurvEstimate(structure, diagnostics, operator.space)
+    origin = Origin(problem.model, problem.data.fingerprint)
+    return posterior_fn.with_origin(origin), CurvEstimate(structure, diagnostics, operator.space)
 
 
+@in_our_words
 def curvature_mv(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
@@ -152,15 +160,19 @@ def make_operator(
     subset: Subset,
     *,
     progress: bool | None,
-    **counts: int | None,
+    **counts: Any,
 ) -> CurvatureOperator:
     """The curvature of a checked problem over the parameters that vary.
 
     `counts` are the operator's fields of that kind: numbers of samples, batch size, memory budget.
     """
-    _check_counts(**counts)
+    counts = _check_counts(counts)
+    if counts.get("num_total_samples") and not isinstance(problem.data, Loader):
+        seen = counts.get("num_curv_samples") or problem.data.num_counted
+        subset_scale(counts["num_total_samples"], seen)  # before work starts
     measured.check(problem)
     space = select(subset, problem.params, problem.traced)
+    _warn_if_unread(problem, space)
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     given: dict[str, Any] = counts
     return CurvatureOperator(local, problem.data, problem.traced, progress=progress, **given)
@@ -215,7 +227,19 @@ def _field_names(cls: Any) -> tuple[str, ...]:
 def _build(cls: Any, options: dict[str, Any]) -> Any:
     given = {name: options[name] for name in _field_names(cls) if name in options}
     _check_required(cls, given)
+    for name in given:
+        if name == "key" and given[name] is not None:
+            check_key(given[name])
+        if name in _counts(cls) and given[name] is not None:
+            given[name] = whole_number(given[name], name)
     return cls(**given)
+
+
+@functools.cache
+def _counts(cls: Any) -> tuple[str, ...]:
+    """Fields that are whole numbers, by their annotation."""
+    fields = dataclasses.fields(cls)
+    return tuple(f.name for f in fields if f.type in (int, int | None, "int", "int | None"))
 
 
 def _check_required(cls: Any, given: dict[str, Any]) -> None:
@@ -231,15 +255,29 @@ def _required(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields if field.default is dataclasses.MISSING)
 
 
-def _check_counts(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+def _check_counts(counts: dict[str, Any]) -> dict[str, Any]:
+    counts = {n: value if value is None else whole_number(value, n) for n, value in counts.items()}
     if counts.get("num_curv_samples") and not counts.get("num_total_samples"):
         raise ValueError(
             "num_curv_samples is the part of num_total_samples that the data are; give both, or "
             "num_total_samples alone: the data are counted"
         )
+    return counts
+
+
+def _warn_if_unread(problem: Problem, space: ParamSpace) -> None:
+    """Warn where no parameter that varies can change the output."""
+    read = problem.traced.read_leaves
+    if any(read[i] for i in space.slices):
+        return
+    names = leaf_names(problem.params)
+    others = ", ".join(name for name, is_read in zip(names, read, strict=True) if is_read)
+    warn(
+        "model_fn's output does not depend on the parameters that are to be uncertain "
+        f"({', '.join(names[i] for i in space.slices)}; it depends on: {others or 'none'}): the "
+        "curvature is zero and the posterior is the prior. Use the argument params in model_fn, "
+        "not weights from around it, and no stop_gradient"
+    )
 
 
 def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:

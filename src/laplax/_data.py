@@ -1,5 +1,6 @@
 """Data in every form users have it: arrays in memory, or any iterable of batches."""
 
+import dataclasses
 import functools
 import itertools
 import operator
@@ -12,10 +13,36 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from ._arguments import warn
 from ._enums import check_names
+from ._fingerprint import Fingerprint, fingerprint
 from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, owned, pytree
 
 FIELDS = ("input", "target", "weight")
+ALL_MASKED = (
+    "data's weights are all zero: there is nothing to judge or to fit, as an example of weight 0 "
+    "does not count. Give the examples that count a positive weight, or leave the weight out"
+)
+ORDER = "the order is (model_fn, params, data)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Shapes and dtypes of one example's input: a pytree that can be hashed."""
+
+    treedef: Any
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+
+    @classmethod
+    def of(cls, example: PyTree) -> "Form":
+        """Of a pytree of structs or arrays."""
+        leaves, treedef = jax.tree.flatten(example)
+        return cls(treedef, tuple(leaves))
+
+    @property
+    def example(self) -> PyTree:
+        """The pytree."""
+        return jax.tree.unflatten(self.treedef, self.structs)
 
 
 @pytree
@@ -60,6 +87,13 @@ class Batch:
     def _example(self) -> tuple[PyTree, PyTree]:
         return one_of((self.input, self.target))
 
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Which examples these are, if their values are known."""
+        if not is_concrete(self):
+            return None
+        return fingerprint(self.input, self.target, self.weight)
+
 
 class Loader:
     """A foreign iterable of batches, with what must hold checked while it is read."""
@@ -69,11 +103,13 @@ class Loader:
         self.one_shot = iter(batches) is batches if isinstance(batches, Iterator) else False
         self.progress = progress
         self._num_counted: int | jax.Array | None = None
-        self.validate: Callable[[Batch], None] = lambda batch: None
+        self.validate: Callable[[Batch, int], None] = lambda batch, number: None
+        self.fingerprint: Fingerprint | None = None  # of the first whole pass
         self._num_examples: int | None = None
         self._passes = 0
         self._first: Batch | None = None
         self._ahead: Iterable[Any] | None = None  # a pass that `peek` began, for the next one
+        self._warned = False
 
     @property
     def num_counted(self) -> int | jax.Array:
@@ -110,15 +146,45 @@ class Loader:
         self._passes += 1
         seen = 0
         counted: int | jax.Array = 0
-        for raw in self._bar():
+        given: list[Fingerprint | None] = []
+        for number, raw in enumerate(self._bar(), 1):
             batch = as_batch(raw, start=seen)
             if self._num_examples is None:
-                check_finite(batch)
-                self.validate(batch)
+                self._check(batch, number)
             seen += batch.num_examples
             counted = counted + batch.num_counted
+            given.append(batch.fingerprint)
             yield batch
         self._finish(seen, counted)
+        self._compare(given)
+
+    def _check(self, batch: Batch, number: int) -> None:
+        first = self.peek()
+        if (batch.weight is None) != (first.weight is None):
+            with_one, without = (1, number) if batch.weight is None else (number, 1)
+            raise ValueError(
+                f"batch {with_one} of the data has a weight, batch {without} has none. Give one to "
+                "every batch (ones, where examples count as they are) or to none"
+            )
+        check_finite(batch)
+        self.validate(batch, number)
+
+    def _compare(self, given: list[Fingerprint | None]) -> None:
+        """Warn where a pass gave other examples than the first one."""
+        known = [part for part in given if part is not None]
+        if len(known) < len(given):  # traced, or on other machines
+            return
+        total = functools.reduce(operator.add, known)
+        if self.fingerprint is None:
+            self.fingerprint = total
+        elif not self._warned and not self.fingerprint.matches(total):
+            self._warned = True
+            warn(
+                "the data loader gave other examples in this pass than in the first one, as one "
+                "does that shuffles and drops the last batch, or that augments at random. Every "
+                "pass must give the same examples, in any order: for a DataLoader, drop_last=False "
+                "and no random augmentation"
+            )
 
     def _bar(self) -> Iterable[Any]:
         total = operator.length_hint(self._batches) or None
@@ -141,6 +207,8 @@ class Loader:
                 "in this one; every pass must give the same examples"
             )
         self._num_examples, self._num_counted = seen, counted
+        if is_concrete(counted) and int(counted) == 0:
+            raise ValueError(ALL_MASKED)
 
 
 Data = Batch | Loader
@@ -161,11 +229,14 @@ def as_data(data: Any, progress: bool | None = None) -> Data:
     if isinstance(data, tuple | Mapping):
         batch = as_batch(data)
         check_finite(batch)
+        if is_concrete(batch) and batch.weight is not None and not np.any(batch.weight):
+            raise ValueError(ALL_MASKED)
         return batch
+    _refuse_table(data, "data")
     if isinstance(data, str | bytes) or not isinstance(data, Iterable) or _is_array(data):
         raise TypeError(
             f"data must be a tuple (input, target), a dict with 'input' and 'target', or an "
-            f"iterable of such batches; got {type(data).__name__}"
+            f"iterable of such batches; got {type(data).__name__} ({ORDER})"
         )
     if isinstance(data, list):
         if not data:
@@ -188,7 +259,16 @@ def whole_batch(data: Data) -> Batch:
 
 def as_batch(raw: Any, start: int = 0) -> Batch:
     """One batch in the forms users have it, as arrays with equal first axes."""
+    if set(getattr(raw, "_fields", ("",))) <= set(FIELDS):
+        raw = raw._asdict()  # a named tuple says itself what is what
+    _refuse_table(raw, "a batch")
     if isinstance(raw, Mapping):
+        if not set(raw) & set(FIELDS):
+            names = ", ".join(repr(str(name)) for name in raw) or "none"
+            raise ValueError(
+                f"unknown keys in data: {names}; it needs the keys 'input' and 'target' "
+                f"(allowed: {', '.join(FIELDS)}; {ORDER})"
+            )
         check_names(raw, FIELDS, "key in data")
         missing = [name for name in FIELDS[:2] if name not in raw]
         if missing:
@@ -196,6 +276,7 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
         parts = [raw["input"], raw["target"], raw.get("weight")]
     elif isinstance(raw, tuple | list) and len(raw) in (2, 3):
         parts = [*raw, None][:3]
+        _check_third(parts[2])
     else:
         length = f" of length {len(raw)}" if isinstance(raw, tuple | list) else ""
         raise TypeError(
@@ -209,6 +290,45 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
     size = _common_length(arrays)
     index = np.arange(start, start + size, dtype=np.int32)  # on the device when it is needed
     return Batch(input, target, weight, index)
+
+
+def _check_third(part: Any) -> None:
+    """A weight that has no name must not be able to be anything else.
+
+    Loaders give (input, target, index), and a number of an example is not its weight.
+    """
+    if part is None or not _is_array(part):
+        return
+    array = part if isinstance(part, jax.Array) else np.asarray(part)
+    what = ""
+    if array.dtype.kind in "iu":
+        what = f"{array.dtype}, as numbers of examples do"
+    elif is_concrete(array) and _looks_like_ids(np.asarray(array)):
+        what = "whole numbers of which no two are equal, as numbers of examples do"
+    if what:
+        raise TypeError(
+            f"the third entry of a batch is read as a weight, and this one holds {what}. If it is "
+            "a weight, name it: {'input': ..., 'target': ..., 'weight': ...}. If it is not, leave "
+            "it out: (input, target)"
+        )
+
+
+def _looks_like_ids(values: np.ndarray) -> bool:
+    count = values.size
+    if values.ndim != 1 or count < 3 or not is_floating(values.dtype):
+        return False
+    if not values.max() >= count - 1:  # distinct whole numbers of which none is negative
+        return False
+    return bool(np.all(values == np.floor(values))) and np.unique(values).size == count
+
+
+def _refuse_table(given: Any, what: str) -> None:
+    """A data frame does not say which of its columns are the target."""
+    if hasattr(given, "to_numpy") and hasattr(given, "columns"):
+        raise TypeError(
+            f"{what} is a {type(given).__name__}, which does not say what is the input and what "
+            "the target; write (frame[input_columns].to_numpy(), frame[target].to_numpy())"
+        )
 
 
 def _to_arrays(field: str, part: PyTree) -> PyTree:
@@ -229,11 +349,41 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
                 f"data's {field} holds {array.dtype}; give its real and imaginary part as two "
                 "real arrays, and join them in the model: jax.lax.complex(real, imag)"
             )
-        raise TypeError(f"data's {field} holds {array.dtype}, which is not a number")
+        hint = ""
+        if hasattr(leaf, "to_numpy"):
+            hint = "; take the columns of numbers alone: frame[columns].to_numpy()"
+        raise TypeError(f"data's {field} holds {array.dtype}, which is not a number{hint}")
+    refuse_explicit_axes(array, f"data's {field}")
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.
         return owned(array).astype(jnp.result_type(float))
     return owned(array)  # loaders write into their arrays again, and JAX may read them later
+
+
+def refuse_explicit_axes(array: Any, what: str) -> None:
+    """Refuse arrays that are split over a mesh with explicit axes, before JAX does.
+
+    Under explicit axes every operation must say how its result is split; the library leaves that
+    to the compiler, which automatic axes allow.
+    """
+    if not isinstance(array, jax.Array):
+        return
+    known: Any = array.aval if isinstance(array, jax.core.Tracer) else array
+    sharding = known.sharding
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return
+    mesh = sharding.mesh
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    named = [
+        name for part in sharding.spec for name in (part if isinstance(part, tuple) else (part,))
+    ]
+    explicit = [name for name in named if kinds.get(name) == jax.sharding.AxisType.Explicit]
+    if explicit:
+        raise ValueError(
+            f"{what} is split over the axis {explicit[0]!r} of a mesh with explicit axes, which "
+            "is what jax.make_mesh makes by default. Make it with automatic axes: "
+            "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
+        )
 
 
 def _common_length(arrays: list[PyTree]) -> int:

@@ -93,11 +93,67 @@ def as_member(kind: type[Member], name: object, what: str) -> Member:
 
 
 def near_miss(name: object, allowed: Iterable[str]) -> str:
-    """The tail of an error message: the nearest allowed name, then all of them."""
+    """The tail of an error message: the name that was meant, then all that are allowed."""
     options = sorted(str(option) for option in allowed)
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    ours = FOREIGN.get(str(name), "")
+    meant = close and (not ours or close[0] in ours)
+    hint = f"; did you mean {close[0]!r}?" if meant else ""
+    if ours and close != [ours]:
+        hint = f"{hint} Here it is {ours}" if hint else f"; here it is {ours}"
     return f"{hint} (allowed: {', '.join(options)})"
+
+
+# Names that other libraries (laplace-torch above all) and people have for things, and ours.
+FOREIGN = {
+    "kron": "curv_type='kfac'",
+    "kronecker": "curv_type='kfac'",
+    "lowrank": "curv_type='lanczos'",
+    "low_rank": "curv_type='lanczos'",
+    "fsp": "laplax.fsp.fsp_laplace(...)",
+    "last_layer": "subset='last_layer'",
+    "subnetwork": "subset=laplax.largest_variance(variances, k), a mask",
+    "all": "subset=None",
+    "hessian_structure": "curv_type",
+    "subset_of_weights": "subset",
+    "backend": "curvature",
+    "gn": "curvature='ggn'",
+    "gauss_newton": "curvature='ggn'",
+    "ef": "curvature='fisher_empirical'",
+    "empirical_fisher": "curvature='fisher_empirical'",
+    "fisher": "curvature='fisher_mc' or 'fisher_empirical'",
+    "likelihood": "loss_fn: 'mse' for regression, 'cross_entropy' or 'binary_cross_entropy' for "
+    "classification",
+    "regression": "loss_fn='mse'",
+    "gaussian": "loss_fn='mse'",
+    "classification": "loss_fn='cross_entropy', or 'binary_cross_entropy' with one logit",
+    "categorical": "loss_fn='cross_entropy'",
+    "softmax": "loss_fn='cross_entropy'",
+    "ce": "loss_fn='cross_entropy'",
+    "bernoulli": "loss_fn='binary_cross_entropy'",
+    "bce": "loss_fn='binary_cross_entropy'",
+    "sigmoid": "loss_fn='binary_cross_entropy'",
+    "pred_type": "pushforward_type: 'linear' for 'glm', 'nonlinear' for 'nn'",
+    "glm": "pushforward_type='linear'",
+    "nn": "pushforward_type='nonlinear'",
+    "link_approx": "predictive_type: 'mean_field_0' or 'mean_field_1' for 'probit' ('probit' with "
+    "binary outputs), 'mc_bridge' for 'mc', 'laplace_bridge' for 'bridge'",
+    "mc": "predictive_type='mc_bridge', or pushforward_type='nonlinear' for sampled networks",
+    "bridge": "predictive_type='laplace_bridge'",
+    "bridge_norm": "predictive_type='laplace_bridge', without the normalisation",
+    "n_samples": "num_samples",
+    "method": "calibration_method",
+    "gridsearch": "calibration_method='grid_search'",
+    "marglik": "calibration_objective='marginal_log_likelihood'",
+    "evidence": "calibration_objective='marginal_log_likelihood'",
+    "train_loader": "data",
+    "prior_precision": "prior_prec",
+    "prior_var": "prior_prec = 1 / prior_var",
+    "prior_variance": "prior_prec = 1 / prior_variance",
+    "sigma_noise": "sigma_squared = sigma_noise**2",
+    "sigma": "sigma_squared = sigma**2",
+    "noise_variance": "sigma_squared",
+}
 
 
 def check_names(given: Iterable[str], allowed: Iterable[str], what: str) -> None:

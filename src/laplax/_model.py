@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _core as core
+from ._output import output_struct
 from ._space import ParamSpace
 from ._tree import PyTree, by_shapes
 
@@ -79,7 +80,10 @@ def widen(x: jax.Array) -> jax.Array:
 def check_signature(model_fn: Callable[..., Any]) -> None:
     """`model_fn` must take keywords `input` and `params`."""
     if not callable(model_fn):
-        raise TypeError(f"model_fn must be callable; got {type(model_fn).__name__}")
+        raise TypeError(
+            f"model_fn must be callable; got {type(model_fn).__name__} (model_fn comes before "
+            "params, and after posterior_fn)"
+        )
     _check_keywords(model_fn)
 
 
@@ -126,7 +130,7 @@ class Traced:
     @functools.cached_property
     def output(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype of the output for one example."""
-        return _output_struct(self.model, self.params, self.example)
+        return output_struct(self.model, self.params, self.example)
 
     @functools.cached_property
     def space(self) -> ParamSpace:
@@ -134,9 +138,9 @@ class Traced:
         return ParamSpace.of(self.params)
 
     @functools.cached_property
-    def input_ndims(self) -> tuple[int, ...]:
-        """Axes of one example's input, leaf by leaf."""
-        return tuple(leaf.ndim for leaf in jax.tree.leaves(self.example))
+    def read_leaves(self) -> tuple[bool, ...]:
+        """Which leaves of the parameters the output has a derivative in."""
+        return _read_leaves(self.model, self.params, self.example)
 
     @functools.cached_property
     def cost(self) -> ModelCost:
@@ -157,28 +161,20 @@ def traced(model: Model, params: PyTree, example: PyTree) -> Traced:
     return Traced(model, params, example)
 
 
-def _output_struct(model: Model, params: PyTree, example: PyTree) -> jax.ShapeDtypeStruct:
-    seen = example
-    if not model.vmap_over_data:
-        seen = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
-    out = jax.eval_shape(lambda x, p: model.fn(input=x, params=p), seen, params)
-    if not isinstance(out, jax.ShapeDtypeStruct):
-        raise TypeError(
-            f"model_fn must return one array; it returned {jax.tree.structure(out)}. "
-            "Pick the output to be judged: lambda input, params: my_model(...)['logits']"
-        )
-    if not jnp.issubdtype(out.dtype, jnp.floating):
-        complex_ = jnp.issubdtype(out.dtype, jnp.complexfloating)
-        cure = "; take its jnp.real, jnp.imag or jnp.abs" if complex_ else ""
-        raise TypeError(
-            f"model_fn must return floating-point outputs; it returned {out.dtype}{cure}"
-        )
-    if not model.vmap_over_data and out.shape[:1] != (1,):
-        raise ValueError(
-            "with vmap_over_data=False model_fn sees a batch and returns one output per example "
-            f"along the first axis; for a batch of 1 example it returned shape {out.shape}"
-        )
-    return jax.eval_shape(model.one, example, params)
+def _read_leaves(model: Model, params: PyTree, example: PyTree) -> tuple[bool, ...]:
+    """Leaf by leaf, whether the gradient is more than a zero that tracing knows of."""
+
+    def gradients(input: PyTree, params: PyTree, cotangent: jax.Array) -> list[jax.Array]:
+        pull = jax.vjp(lambda p: model.one(input, p), params)[1]
+        return jax.tree.leaves(pull(cotangent))
+
+    output = jax.eval_shape(model.one, example, params)
+    jaxpr = jax.make_jaxpr(gradients)(example, params, output).jaxpr
+    reached = {jaxpr.invars[-1]}
+    for eqn in jaxpr.eqns:
+        if any(v in reached for v in eqn.invars if not isinstance(v, core.Literal)):
+            reached.update(eqn.outvars)
+    return tuple(not isinstance(v, core.Literal) and v in reached for v in jaxpr.outvars)
 
 
 def _model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:

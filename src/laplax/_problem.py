@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ._data import Batch, Data, Loader, as_data
+from ._batching import check_independent
+from ._data import Batch, Data, Loader, as_data, refuse_explicit_axes
 from ._model import Model, Traced, check_signature, traced
+from ._output import describe
 from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, owned
 from .likelihoods import Custom, Likelihood, as_likelihood
 
@@ -47,20 +49,80 @@ def make_problem(
     checked = as_data(data, progress)
     first = checked.peek()
     known = traced(model, params, first.example()[0])
-    output = known.output
+    check_form(known, likelihood, first)
 
-    def validate(batch: Batch) -> None:
-        _check_shapes(likelihood, output, batch)
-        if is_concrete(batch):
-            # On the host, where looking at values compiles nothing.
-            likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
+    def validate(batch: Batch, number: int) -> None:
+        seen = known
+        if batch.example() != first.example():
+            seen = _check_another(known, first, batch, number)
+        _check_shapes(likelihood, seen.output, batch)
+        _check_values(likelihood, seen.output, batch)
 
     if isinstance(checked, Loader):
-        _check_shapes(likelihood, output, first)  # now; values, as the batches come
-        checked.validate = validate
+        checked.validate = validate  # shapes now; values, as the batches come
     else:
-        validate(checked)
+        _check_values(likelihood, known.output, checked)
+    check_independent(model, params, first)
     return Problem(model, params, checked, likelihood, first, known)
+
+
+def check_form(known: Traced, likelihood: Likelihood, batch: Batch) -> None:
+    """The model takes the inputs, and the targets belong to its outputs; or what would help."""
+    try:
+        _check_shapes(likelihood, known.output, batch)
+    except Exception as error:
+        cure = _cure(known, likelihood, batch)
+        if cure is None:
+            raise
+        raise ValueError(f"{str(error).rstrip('.')}. {cure}") from error
+
+
+def _cure(known: Traced, likelihood: Likelihood, batch: Batch) -> str | None:
+    """What of the usual mistakes explains that model and data do not fit, if one does."""
+    model, params = known.model, known.params
+    other = Model(model.fn, not model.vmap_over_data)
+    if _fits(traced(other, params, known.example), likelihood, batch):
+        if model.vmap_over_data:
+            return "model_fn takes a batch of examples, it seems: write vmap_over_data=False"
+        return (
+            "model_fn takes one example, it seems, and vmap_over_data=False calls it with a batch: "
+            "leave vmap_over_data=False out"
+        )
+    swapped = dataclasses.replace(batch, input=batch.target, target=batch.input)
+    if _fits(traced(model, params, swapped.example()[0]), likelihood, swapped):
+        return "Input and target are in each other's place, it seems: data is (input, target)"
+    return None
+
+
+def _fits(known: Traced, likelihood: Likelihood, batch: Batch) -> bool:
+    try:
+        _check_shapes(likelihood, known.output, batch)
+    except Exception:  # noqa: BLE001  whatever the user's function raises, it does not fit
+        return False
+    return True
+
+
+def _check_another(known: Traced, first: Batch, batch: Batch, number: int) -> Traced:
+    """A batch of another form than the first: the model may take it, as with other lengths."""
+    differs = (
+        f"batch {number} of the data differs from the first: one input is "
+        f"{describe(batch.example()[0])}, and {describe(known.example)} in the first"
+    )
+    given: Any = jax.tree.structure(batch.example())
+    if given != jax.tree.structure(first.example()):
+        raise ValueError(f"{differs}; every batch must be the same pytree")
+    seen = traced(known.model, known.params, batch.example()[0])
+    try:
+        seen.output  # noqa: B018  asked for to see whether there is one
+    except ValueError as error:
+        raise ValueError(f"{differs}; {error}") from error
+    return seen
+
+
+def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
+    if is_concrete(batch):
+        # On the host, where looking at values compiles nothing.
+        likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
 
 
 def check_params(params: PyTree) -> PyTree:
@@ -70,6 +132,7 @@ def check_params(params: PyTree) -> PyTree:
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and is_floating(leaf.dtype):
+            refuse_explicit_axes(leaf, "params")
             continue
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise TypeError(

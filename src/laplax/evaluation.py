@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._arguments import in_our_words
 from ._data import Batch, Loader
+from ._model import check_signature
 from ._problem import make_problem
 from ._tree import PyTree
 from .likelihoods import Bernoulli, Likelihood
@@ -20,7 +22,7 @@ from .metrics import (
     get_metric,
     required_parameters,
 )
-from .posterior import PosteriorFn
+from .posterior import PosteriorFn, check_posterior_fn
 from .pushforward import ProbPredictive, predictive
 from .pushforward._fields import Recipe
 from .pushforward._prediction import FIELDS
@@ -29,6 +31,7 @@ MetricLike = str | Metric | Callable[..., Any]
 NOTHING_LEFT = "the weights of the data are all zero: there is nothing to judge"
 
 
+@in_our_words
 def evaluation(
     posterior_fn: PosteriorFn,
     model_fn: Callable[..., jax.Array],
@@ -77,6 +80,8 @@ def evaluation(
         >>> results
         {'rmse': 0.0}
     """
+    check_posterior_fn(posterior_fn)
+    check_signature(model_fn)
     posterior_fn.check_params(params)
     made = predictive(
         posterior_fn,

@@ -6,17 +6,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._arguments import in_our_words, whole_number
 from ._data import Batch
 from ._fold import Chunking, fold
 from ._machine import MEMORY_BUDGET, on_cpu
 from ._model import Model
-from ._problem import make_problem
+from ._problem import Problem, make_problem
 from ._tree import PyTree
 from .curvature._operator import subset_scale
 from .likelihoods import DataFit, Likelihood
-from .posterior import PosteriorFn
+from .posterior import PosteriorFn, check_posterior_fn
 
 
+@in_our_words
 def data_fit(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
@@ -35,6 +37,12 @@ def data_fit(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
+    return _data_fit(problem, num_total_samples)
+
+
+def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
+    if num_total_samples is not None:
+        num_total_samples = whole_number(num_total_samples, "num_total_samples")
     cost = problem.traced.cost
     chunking = Chunking(cost.examples_within(MEMORY_BUDGET), cost.has_convolution and on_cpu())
     zero = jnp.zeros((), problem.output.dtype)
@@ -55,15 +63,17 @@ def data_fit_of(
     progress: bool | None = None,
 ) -> DataFit:
     """`data_fit` for the evidence of a posterior: as it sees its model, data and their number."""
-    return data_fit(
+    problem = make_problem(
         model_fn,
         params,
         data,
-        loss_fn=posterior_fn.likelihood,
+        posterior_fn.likelihood,
         vmap_over_data=posterior_fn.vmap_over_data,
-        num_total_samples=posterior_fn.num_total_samples,
         progress=progress,
     )
+    fit = _data_fit(problem, posterior_fn.num_total_samples)
+    posterior_fn.check_data(problem.data.fingerprint)
+    return fit
 
 
 @jax.tree_util.register_static
@@ -87,6 +97,7 @@ def _add_fit(total: DataFit, batch: Batch, params: PyTree, static: _Static) -> D
     return jax.tree.map(lambda a, b: a + jnp.sum(b), total, fits)
 
 
+@in_our_words
 def log_marginal_likelihood(
     posterior_fn: PosteriorFn,
     prior_arguments: Mapping[str, Any],
@@ -105,13 +116,15 @@ def log_marginal_likelihood(
     nor `params` is needed and nothing passes over the data again. Where the fit was scaled up to
     `num_total_samples`, so is what `data` say; a `DataFit` is taken as it is.
     """
-    likelihood = posterior_fn.likelihood
+    likelihood = check_posterior_fn(posterior_fn).likelihood
     posterior_fn.check_loss(loss_fn)
     if isinstance(data, DataFit):
         fit = data
     else:
         if model_fn is None:
             raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
+        _check_order(prior_arguments)
+        posterior_fn.check_model(model_fn)
         posterior_fn.check_params(params)
         fit = data_fit_of(posterior_fn, model_fn, params, data)
     arguments = posterior_fn.parse(prior_arguments)
@@ -124,8 +137,16 @@ def log_marginal_likelihood(
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
+def _check_order(prior_arguments: Any) -> None:
+    if callable(prior_arguments):
+        raise TypeError(
+            "prior_arguments is a function; the order is log_marginal_likelihood(posterior_fn, "
+            "prior_arguments, model_fn, params, data)"
+        )
+
+
 def effective_parameters(
     posterior_fn: PosteriorFn, prior_arguments: Mapping[str, Any]
 ) -> jax.Array:
     """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
-    return posterior_fn(prior_arguments).precision.effective_parameters()
+    return check_posterior_fn(posterior_fn)(prior_arguments).precision.effective_parameters()

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from ._batching import check_independent
 from ._data import Batch, Loader, as_data, progress_bar
 from ._machine import MEMORY_BUDGET
 from ._model import Model, check_signature, traced
@@ -24,6 +25,7 @@ class Head:
 
     program: Program
     tap: int
+    is_part: ClassVar[bool] = True  # of a model, which may take its place
     example: Any  # shapes and dtypes of an input, hashable
 
     def __call__(self, input: jax.Array, params: PyTree) -> jax.Array:
@@ -79,6 +81,7 @@ def last_layer_features(
     params = check_params(params)
     model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
     known = traced(model, params, checked.peek().example()[0])
+    check_independent(model, params, checked.peek())
     head = _make_head(known.program, params, known.example)
     size = known.cost.examples_within(memory_budget)
     parts = []

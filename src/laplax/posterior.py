@@ -3,12 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._arguments import check_key, warn, whole_number
+from ._data import Form
+from ._fingerprint import Fingerprint
+from ._model import Model, check_signature
+from ._same import same_outputs
 from ._space import ParamSpace
 from ._tree import PyTree, is_concrete, pytree, static
 from .likelihoods import Likelihood, as_likelihood
@@ -88,15 +93,15 @@ class Posterior:
 
     def offsets(self, key: jax.Array, num_samples: int) -> PyTree:
         """What `sample` adds to the mean, before parameters in half precision round the sum."""
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1; got {num_samples}")
-        keys = jax.random.split(key, num_samples)
+        check_key(key)
+        keys = jax.random.split(key, whole_number(num_samples, "num_samples"))
         # One after the other, as each stays in a CPU's cache: twice as fast as all at once.
         flat = self.precision.scale_mv(jax.lax.map(self._noise, keys).T).T
         return self.space.unflatten(flat)
 
     def draw(self, key: jax.Array) -> PyTree:
         """One sample: `sample(key, n)` are the draws of the n keys that `key` splits into."""
+        check_key(key)
         return self._moved(self.space.unflatten(self.precision.scale_mv(self._noise(key))))
 
     def _noise(self, key: jax.Array) -> jax.Array:
@@ -116,6 +121,14 @@ class Posterior:
         return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """What a posterior was fitted with, to tell when it is used with something else."""
+
+    model: Model
+    data: Fingerprint | None
+
+
 @pytree
 class PosteriorFn:
     """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates."""
@@ -124,9 +137,22 @@ class PosteriorFn:
     structure: Structure
     likelihood: Likelihood = static()
     space: ParamSpace = static()
-    input_ndims: tuple[int, ...] = static()  # axes of one example's input, leaf by leaf
+    form: Form = static()  # one example's input
     vmap_over_data: bool = static(default=True)
     num_total_samples: int | None = static(default=None)  # what a part of the data stands for
+
+    # No field: compiled code must not be keyed by it. Known to the object that a fit returned, and
+    # not to what is made of it by `jax.jit`, pickle or a change of its fields.
+    origin: ClassVar[Origin | None] = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the origin, whose model need not be a function that pickle can name."""
+        return {name: value for name, value in vars(self).items() if name != "origin"}
+
+    def with_origin(self, origin: Origin) -> "PosteriorFn":
+        """The same, knowing where it comes from."""
+        object.__setattr__(self, "origin", origin)
+        return self
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""
@@ -147,6 +173,11 @@ class PosteriorFn:
 
     def check_params(self, params: PyTree) -> None:
         """Refuse parameters that are not the ones this posterior was fitted at."""
+        if any(not hasattr(leaf, "shape") for leaf in jax.tree.leaves(params)):
+            raise TypeError(
+                f"params must be a pytree of arrays; got {type(params).__name__} (params come "
+                "after model_fn)"
+            )
         space = self.space
         shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(params))
         if jax.tree.structure(params) != space.treedef or shapes != space.shapes:
@@ -162,6 +193,37 @@ class PosteriorFn:
             raise ValueError(
                 "params are not the ones that posterior_fn was fitted at (largest difference "
                 f"{distance:.3g}); the Laplace approximation belongs to that point"
+            )
+
+    def check_model(self, model_fn: Callable[..., Any]) -> None:
+        """Warn where a model is another function than the one of the fit, with other outputs."""
+        check_signature(model_fn)
+        model = Model(model_fn, self.vmap_over_data)
+        if self.origin is None or self.origin.model == model or not is_concrete(self.mean):
+            return
+        if not same_outputs(self.origin.model, model, self.mean, self.form):
+            warn(
+                "model_fn is not the function that posterior_fn was fitted with, and its outputs "
+                "are others. The curvature belongs to the model of the fit: use the same model_fn, "
+                "or fit again"
+            )
+
+    def check_data(self, data: Fingerprint | None) -> None:
+        """Warn where the evidence is asked for on other data than the fit's.
+
+        What stands for a larger whole can be any part of it.
+        """
+        origin = None if self.origin is None else self.origin.data
+        if origin is None or data is None or self.num_total_samples is not None:
+            return
+        if not data.matches(origin):
+            found = "the same number, with other values"
+            if not data.same_weight(origin):
+                found = f"{data.weight:g} against {origin.weight:g} (counted with their weights)"
+            warn(
+                "the evidence is of the training data, and these are other examples than those of "
+                f"the fit: {found}. Give the data that laplace(...) was called with; held-out data "
+                "are for calibration_objective='nll'"
             )
 
     def check_loss(self, loss_fn: str | Likelihood | Callable | None) -> None:
@@ -182,6 +244,30 @@ class PosteriorFn:
         self.structure.check_prior(sources)
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
         return Posterior(self.mean, precision, self.space)
+
+
+def check_posterior_fn(given: Any) -> PosteriorFn:
+    """Refuse what is not a `PosteriorFn`, and say what it is."""
+    if isinstance(given, PosteriorFn):
+        return given
+    kind = type(given).__name__
+    found = kind
+    if isinstance(given, Posterior):
+        found = "a Posterior, which posterior_fn(prior_arguments) returned; hand over posterior_fn"
+    elif isinstance(given, CurvEstimate):
+        found = "a CurvEstimate, the second of what laplace returns; hand over the first"
+    elif isinstance(given, tuple) and any(isinstance(part, PosteriorFn) for part in given):
+        found = "the pair that laplace returns; hand over its first part"
+    elif hasattr(given, "posterior_fn"):
+        found = f"a {kind}, which predictive made of posterior_fn; hand over posterior_fn itself"
+    elif callable(given):
+        found = (
+            f"the function {getattr(given, '__name__', kind)}; model_fn comes after posterior_fn"
+        )
+    raise TypeError(
+        f"posterior_fn must be what laplace returns first, posterior_fn, curv_estimate = "
+        f"laplace(...); got {found}"
+    )
 
 
 @jax.jit

@@ -6,13 +6,15 @@ from typing import Any
 
 import jax
 
+from .._arguments import in_our_words
 from .._data import whole_batch
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from .._model import check_signature
 from .._problem import make_problem
 from .._tree import PyTree
 from ..evidence import data_fit_of
 from ..likelihoods import Likelihood
-from ..posterior import CurvEstimate, PosteriorFn
+from ..posterior import CurvEstimate, PosteriorFn, check_posterior_fn
 from ..pushforward import SetProbPredictive, predictive
 from ._methods import CalibrationWarning as CalibrationWarning
 from ._methods import GradientDescent as GradientDescent
@@ -40,6 +42,7 @@ def register_calibration_method(name: str, method: type[Method]) -> None:
     METHODS[name] = method
 
 
+@in_our_words
 def calibration(
     posterior_fn: PosteriorFn,
     model_fn: Callable[..., jax.Array],
@@ -96,6 +99,8 @@ def calibration(
         >>> print(f"{prior_arguments['prior_prec']:.2f}")
         0.27
     """
+    check_posterior_fn(posterior_fn)
+    check_signature(model_fn)
     posterior_fn.check_params(params)
     posterior_fn.check_loss(loss_fn)
     if curv_estimate is not None and curv_estimate.structure is not posterior_fn.structure:

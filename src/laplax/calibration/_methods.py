@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _optim
+from .._arguments import outside, whole_number
 from .._data import progress_bar
 from .._machine import MEMORY_BUDGET
 from .._tree import PyTree, pytree
@@ -61,8 +62,7 @@ class GridSearch(Method):
     grid: Any = None
 
     def __post_init__(self) -> None:
-        if self.grid_size < 1:
-            raise ValueError(f"grid_size must be at least 1; got {self.grid_size}")
+        whole_number(self.grid_size, "grid_size")
         if self.log_prior_prec_min > self.log_prior_prec_max:
             raise ValueError("log_prior_prec_min must not exceed log_prior_prec_max")
         if self.grid is None:
@@ -138,7 +138,7 @@ def _warn_about_grid(grid: np.ndarray, values: np.ndarray, best: int) -> None:
             "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
             "log_prior_prec_max=...)",
             CalibrationWarning,
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 
@@ -151,7 +151,7 @@ def _warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
             "the calibration objective is flat: it does not tell the points of the search apart "
             f"(all values within {spread:.2g} of {float(finite.min()):.6g})",
             CalibrationWarning,
-            stacklevel=5,
+            stacklevel=outside(),
         )
     return flat
 
@@ -168,8 +168,7 @@ class GradientDescent(Method):
     optimizer: "GradientTransformation | None" = None
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1; got {self.num_steps}")
+        whole_number(self.num_steps, "num_steps")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate must be positive; got {self.learning_rate}")
 
@@ -221,7 +220,7 @@ def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
             f"{logs.size} steps. Give it more: calibration_method=GradientDescent(num_steps=..., "
             "learning_rate=...); if it still moves, the objective has no optimum there",
             CalibrationWarning,
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 

@@ -84,7 +84,13 @@ class PredictiveObjective:
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
             made = ProbPredictive(
-                posterior, arguments.sigma_squared, p.key, p.model, p.recipe, (), p.memory_budget
+                posterior,
+                arguments.sigma_squared,
+                p.key,
+                p.model,
+                p.recipe,
+                p.posterior_fn.form,
+                p.memory_budget,
             )
             return predict(made, self.input, self.fields)
         c, prior = arguments.likelihood_scale, arguments.precision

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._arguments import check_key, whole_number
 from .._data import Batch
 from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
@@ -146,11 +147,11 @@ class FisherMC(OuterProductCurvature):
     mc_samples: int = static(default=1)
 
     def __post_init__(self) -> None:
-        if isinstance(self.mc_samples, int) and self.mc_samples < 1:
-            raise ValueError(f"mc_samples must be at least 1; got {self.mc_samples}")
+        whole_number(self.mc_samples, "mc_samples")
 
     def check(self, problem: Problem) -> None:
         """The likelihood must be able to sample."""
+        check_key(self.key)
         jax.eval_shape(problem.likelihood.sample, jax.random.key(0), problem.output)
 
     def factor(

@@ -243,4 +243,10 @@ def subset_scale(total: int, seen: int | jax.Array) -> float | jax.Array:
     """What a sum over `seen` examples is multiplied with to stand for `total`."""
     if is_concrete(seen) and int(seen) == 0:
         raise ValueError("every example has weight 0: there is nothing to scale up")
+    if is_concrete(seen) and total < int(seen):
+        raise ValueError(
+            f"num_total_samples ({total}) must not be smaller than the number of examples that it "
+            f"stands for ({int(seen)}, those of weight 0 not counted): it is the size of the whole "
+            "data set, of which the data are a part"
+        )
     return total / seen

@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._arguments import check_key, whole_number
 from .._data import Batch
 from .._fold import Zeros
 from .._space import ParamSpace
@@ -81,8 +82,8 @@ class Hutchinson(Estimator):
     num_samples: int = 100
 
     def __post_init__(self) -> None:
-        if self.num_samples < 2:
-            raise ValueError(f"num_samples must be at least 2; got {self.num_samples}")
+        check_key(self.key)
+        whole_number(self.num_samples, "num_samples", least=2)
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Blocks of probes share a pass over the data."""

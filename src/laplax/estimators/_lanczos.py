@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import whole_number
 from .._data import progress_bar
 from .._linalg import eigh
 from .._tree import is_concrete
@@ -36,7 +37,7 @@ class Lanczos(Estimator):
 
     def __post_init__(self) -> None:
         check_rank(self.rank)
-        if self.num_products is not None and self.num_products < self.rank:
+        if self.num_products and whole_number(self.num_products, "num_products") < self.rank:
             raise ValueError(
                 f"num_products ({self.num_products}) must not be smaller than rank ({self.rank})"
             )
@@ -76,8 +77,7 @@ def random_direction(key: jax.Array, size: int, dtype: Any) -> jax.Array:
 
 def check_rank(rank: int) -> None:
     """A rank counts eigenpairs."""
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1; got {rank}")
+    whole_number(rank, "rank")
 
 
 def tridiagonalise(

@@ -84,6 +84,11 @@ class Categorical(Likelihood):
             hint = "; drop the trailing axis: target[..., 0]"
         elif not integer and tuple(y.shape) == f_shape[:-1]:
             hint = "; cast the labels: target.astype(int)"
+        elif y.dtype == bool and tuple(y.shape) == f_shape:
+            hint = (
+                "; one-hot truth values are probabilities, target.astype(float), or labels, "
+                "target.argmax(-1)"
+            )
         elif integer and tuple(y.shape) == f_shape:
             hint = "; one-hot targets are probabilities: target.astype(float)"
         raise ValueError(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import predictives
+from .._arguments import whole_number
 from .._enums import Predictive, Pushforward, as_member, near_miss
 from .._linalg import diagonal
 from .._tree import pytree
@@ -119,17 +120,19 @@ def make_recipe(
 ) -> Recipe:
     """Resolve names and refuse combinations that do not exist."""
     push = as_member(Pushforward, pushforward, "pushforward_type")
-    if not isinstance(num_samples, int):
-        raise TypeError(f"num_samples must be a whole number; got {num_samples!r}")
-    if num_samples < 1 or (push is Pushforward.NONLINEAR and num_samples < 2):
-        need = 2 if push is Pushforward.NONLINEAR else 1
-        raise ValueError(f"num_samples must be at least {need}; got {num_samples}")
+    need = 2 if push is Pushforward.NONLINEAR else 1
+    num_samples = whole_number(num_samples, "num_samples", need)
     choices = _choices(likelihood, push)
     if predictive is None:
         return Recipe(likelihood, push, choices[0] if choices else None, num_samples)
     chosen = as_member(Predictive, predictive, "predictive_type")
     if chosen not in choices:
         allowed = ", ".join(choices) or "none: predictives make class probabilities"
+        if chosen is Predictive.PROBIT and isinstance(likelihood, Categorical):
+            allowed += (
+                ". The probit is for binary outputs; 'mean_field_0' and 'mean_field_1' (with "
+                "pushforward_type='linear') are the probit approximations for several classes"
+            )
         raise ValueError(
             f"predictive_type={str(chosen)!r} does not exist for loss_fn={likelihood.name!r} with "
             f"pushforward_type={str(push)!r}; there is: {allowed}"

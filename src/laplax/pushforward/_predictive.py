@@ -8,13 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._data import _to_array
+from .._arguments import check_key, in_our_words
+from .._data import Form
 from .._enums import Pushforward
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
-from .._model import Model, check_signature, traced
+from .._model import Model, traced
 from .._tree import PyTree, is_concrete, one_of, pytree, static
-from ..posterior import Posterior, PosteriorFn
+from ..posterior import Posterior, PosteriorFn, check_posterior_fn
 from ._fields import Recipe, make_fields, make_recipe
+from ._input import check_input, check_shapes
 from ._moments import (
     chunk_size,
     draw_ensemble,
@@ -34,7 +36,7 @@ class ProbPredictive:
     key: jax.Array
     model: Model = static()
     recipe: Recipe = static()
-    input_ndims: tuple[int, ...] = static()
+    form: Form = static()  # one input of the training data
     memory_budget: int = static(default=MEMORY_BUDGET)
     ensemble: PyTree = None  # sampled networks, drawn once for all calls if they can be kept
 
@@ -63,18 +65,13 @@ class ProbPredictive:
         return _kernel(self, first, second)
 
     def _as_batch(self, input: PyTree) -> tuple[PyTree, bool]:
-        arrays = jax.tree.map(functools.partial(_to_array, "input"), input)
-        ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(arrays))
-        if ndims == self.input_ndims:
-            return jax.tree.map(lambda x: x[None], arrays), True
-        if ndims == tuple(n + 1 for n in self.input_ndims):
-            if any(leaf.shape[0] == 0 for leaf in jax.tree.leaves(arrays)):
-                raise ValueError("input is an empty batch")
-            return arrays, False
-        raise ValueError(
-            f"input has {ndims} axes, leaf by leaf; one input of the training data has "
-            f"{self.input_ndims}, a batch of them one more"
-        )
+        arrays = check_input(input, self.form)
+        more = [x.ndim - s.ndim for x, s in zip(arrays, self.form.structs, strict=True)]
+        single = not any(more)
+        batch = [x[None] for x in arrays] if single else arrays
+        tree = jax.tree.unflatten(self.form.treedef, batch)
+        check_shapes(self.model, self.posterior.mean, tree, self.form)
+        return tree, single
 
 
 def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
@@ -166,12 +163,13 @@ class SetProbPredictive:
             self.key,
             self.model,
             self.recipe,
-            self.posterior_fn.input_ndims,
+            self.posterior_fn.form,
             self.memory_budget,
             draw_ensemble(posterior, self.recipe, self.memory_budget, self.key),
         )
 
 
+@in_our_words
 def predictive(
     posterior_fn: PosteriorFn,
     model_fn: Callable[..., jax.Array],
@@ -210,8 +208,10 @@ def predictive(
         >>> print(f"{prob_predictive(jnp.asarray(2.0)).pred_mean:.2f}")
         4.00
     """
-    check_signature(model_fn)
+    check_posterior_fn(posterior_fn)
+    posterior_fn.check_model(model_fn)
     recipe = make_recipe(posterior_fn.likelihood, pushforward_type, predictive_type, num_samples)
     chosen = jax.random.key(0) if key is None else key
+    check_key(chosen)
     model = Model(model_fn, posterior_fn.vmap_over_data)
     return SetProbPredictive(posterior_fn, chosen, model, recipe, memory_budget)

@@ -1,0 +1,79 @@
+"""Whether a model of batches treats its examples independently, as everything here assumes."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._data import Batch
+from ._model import Model
+from ._tree import PyTree, by_shapes, is_concrete, is_floating
+
+
+@dataclasses.dataclass(eq=False)
+class _Look:
+    """Whether a model was looked at; there is one for each model and shapes."""
+
+    done: bool = False
+
+
+@by_shapes
+def _look(model: Model, params: PyTree, example: PyTree) -> _Look:
+    return _Look()
+
+
+def check_independent(model: Model, params: PyTree, batch: Batch) -> None:
+    """Refuse a model whose output for one example depends on the others in the batch.
+
+    Two examples together against one each, once for a model and shapes.
+    """
+    if model.vmap_over_data or not is_concrete(params, batch):
+        return
+    look = _look(model, params, batch.example()[0])
+    pair = None if look.done else _two_examples(batch)
+    if pair is None:
+        return
+    outputs = _outputs(model, params, pair)
+    together, apart = (np.asarray(x, np.float64) for x in outputs)
+    look.done = True
+    if not np.all(np.isfinite([together, apart])):
+        return  # not a number differs from itself; the curvature is refused for it later
+    difference = np.abs(together - apart).max(initial=0)
+    if difference > _allowed(together, apart, (params, pair, outputs)):
+        look.done = False
+        raise ValueError(
+            "model_fn's output for an example depends on the other examples of the batch (by up to "
+            f"{difference:.3g}), as with batch normalisation in training mode. With "
+            "vmap_over_data=False examples must be independent: use evaluation mode with running "
+            "statistics (train=False, use_running_average=True)"
+        )
+
+
+def _two_examples(batch: Batch) -> PyTree | None:
+    """The first example and one that differs from it."""
+    leaves = [np.asarray(x) for x in jax.tree.leaves(batch.input)]
+    differs = np.zeros(batch.num_examples, bool)
+    for x in leaves:
+        differs |= (x != x[:1]).reshape(batch.num_examples, -1).any(axis=1)
+    if not differs.any():
+        return None
+    rows = np.array([0, int(np.argmax(differs))])
+    return jax.tree.unflatten(jax.tree.structure(batch.input), [x[rows] for x in leaves])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _outputs(model: Model, params: PyTree, pair: PyTree) -> tuple[jax.Array, jax.Array]:
+    singles = [jax.tree.map(lambda x, i=i: x[i : i + 1], pair) for i in (0, 1)]
+    apart = [model.fn(input=single, params=params) for single in singles]  # in the model's dtype
+    return model.fn(input=pair, params=params), jnp.concatenate(apart)
+
+
+def _allowed(together: np.ndarray, apart: np.ndarray, given: PyTree) -> float:
+    """Rounding, and what a coarse product inside of the model may make of it."""
+    dtypes = {x.dtype for x in jax.tree.leaves(given) if is_floating(x.dtype)}
+    eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+    spread = max(np.abs(x[0] - x[1]).max(initial=0) for x in (together, apart))
+    size = float(np.abs([together, apart]).max(initial=0))
+    return min(0.05, eps**0.25) * float(spread) + 32 * eps * size
