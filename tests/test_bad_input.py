@@ -234,13 +234,19 @@ def test_wrong_data_is_refused_before_the_model_is_called(data, error, message, 
         ((with_one(X[:2], np.nan), Y[:2]), "data's input holds 1 values that are NaN"),
         ((X[:2], with_one(Y[:2], np.inf)), "data's target holds 1 values that are NaN"),
         ((X[:2], Y[:2, :1]), r"the output of one example has shape \(2,\), its target \(1,\)"),
-        ((X[:2], Y[:2], np.ones((2, 5))), r"weight of one example has shape \(5,\)"),
+        ((X[:2], Y[:2], np.ones(2)), "batch 3 of the data has a weight, batch 1 has none"),
         ((X[:0], Y[:0]), "data is empty: it has 0 examples"),
     ],
 )
 def test_the_third_batch_of_a_loader_is_checked_as_the_first(loader, third, message):
     with pytest.raises(ValueError, match=message):
         fit(loader([*batches()[:2], third]))
+
+
+def test_the_weight_of_a_later_batch_must_match_its_observations():
+    ones = [(*batch, np.ones(2)) for batch in batches()[:2]]
+    with pytest.raises(ValueError, match=r"weight of one example has shape \(5,\)"):
+        fit([*ones, (X[:2], Y[:2], np.ones((2, 5)))])
 
 
 def test_a_loader_that_is_exhausted_on_the_second_pass_is_told_apart():

@@ -290,6 +290,11 @@ def weighted_batches(weight, size=4):
     return [(X[i : i + size], Y[i : i + size], weight[i : i + size]) for i in range(0, N, size)]
 
 
+def named(batch):
+    """A weight of whole numbers needs its name: as a third entry it could be an index."""
+    return dict(zip(("input", "target", "weight"), batch, strict=True))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("ggn", np.int32), ("hessian", np.int32), ("fisher_empirical", np.float32)]
 )
@@ -297,7 +302,7 @@ def test_integer_weights_equal_repeated_examples(kind, dtype):
     weight = REPEATS.astype(dtype)
     repeated = (X.repeat(REPEATS, axis=0), Y.repeat(REPEATS, axis=0))
     expected = curvature(repeated, **KINDS[kind]).to_dense()
-    for data in ((X, Y, weight), weighted_batches(weight)):
+    for data in (named((X, Y, weight)), list(map(named, weighted_batches(weight)))):
         got = curvature(data, **KINDS[kind]).to_dense()
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(fit(data), fit(repeated), rtol=1e-9)

@@ -167,12 +167,20 @@ def make_operator(
     `counts` are the operator's fields of that kind: numbers of samples, batch size, memory budget.
     """
     counts = _check_counts(counts)
+    if isinstance(problem.data, Loader):
+        problem.data.one_form = True  # what is read off the traced model is read once
     if counts.get("num_total_samples") and not isinstance(problem.data, Loader):
         seen = counts.get("num_curv_samples") or problem.data.num_counted
         subset_scale(counts["num_total_samples"], seen)  # before work starts
     measured.check(problem)
     space = select(subset, problem.params, problem.traced)
     _warn_if_unread(problem, space)
+    if problem.traced.draws:
+        warn(
+            "model_fn draws random numbers, as dropout does in training mode. The fit is of one "
+            "draw: call the network in evaluation mode (train=False, deterministic=True), or draw "
+            "what is fixed outside of model_fn"
+        )
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
     given: dict[str, Any] = counts
     return CurvatureOperator(local, problem.data, problem.traced, progress=progress, **given)

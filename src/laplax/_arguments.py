@@ -49,7 +49,7 @@ def in_our_words(fn: Callable[P, R]) -> Callable[P, R]:
     """
     parameters = inspect.signature(fn).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    names = [name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD]
+    names = frozenset(name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD)
     needed = [
         p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty
     ]

@@ -110,6 +110,7 @@ class Loader:
         self._first: Batch | None = None
         self._ahead: Iterable[Any] | None = None  # a pass that `peek` began, for the next one
         self._warned = False
+        self.one_form = False  # whether the inputs of all batches must have one shape and dtype
 
     @property
     def num_counted(self) -> int | jax.Array:
@@ -315,7 +316,7 @@ def _check_third(part: Any) -> None:
 
 def _looks_like_ids(values: np.ndarray) -> bool:
     count = values.size
-    if values.ndim != 1 or count < 3 or not is_floating(values.dtype):
+    if values.ndim != 1 or count < 8 or not is_floating(values.dtype):  # fewer say nothing
         return False
     if not values.max() >= count - 1:  # distinct whole numbers of which none is negative
         return False
@@ -361,7 +362,7 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
 
 
 def refuse_explicit_axes(array: Any, what: str) -> None:
-    """Refuse arrays that are split over a mesh with explicit axes, before JAX does.
+    """Refuse arrays on a mesh with explicit axes, before JAX does.
 
     Under explicit axes every operation must say how its result is split; the library leaves that
     to the compiler, which automatic axes allow.
@@ -373,16 +374,13 @@ def refuse_explicit_axes(array: Any, what: str) -> None:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return
     mesh = sharding.mesh
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    named = [
-        name for part in sharding.spec for name in (part if isinstance(part, tuple) else (part,))
-    ]
-    explicit = [name for name in named if kinds.get(name) == jax.sharding.AxisType.Explicit]
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = [name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit]
     if explicit:
         raise ValueError(
-            f"{what} is split over the axis {explicit[0]!r} of a mesh with explicit axes, which "
-            "is what jax.make_mesh makes by default. Make it with automatic axes: "
-            "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
+            f"{what} lies on a mesh with the explicit axis {explicit[0]!r}, as jax.make_mesh makes "
+            "it by default. Make the mesh with automatic axes: jax.make_mesh(shape, names, "
+            "axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
         )
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from . import _core as core
 from ._output import output_struct
+from ._reads import read_inputs
 from ._space import ParamSpace
 from ._tree import PyTree, by_shapes
 
@@ -116,6 +117,9 @@ class ModelCost:
         return max(1, budget // (2 * self.activation_bytes))
 
 
+DRAWS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
     """What the shapes of the parameters and of one input tell about a model.
@@ -139,13 +143,24 @@ class Traced:
 
     @functools.cached_property
     def read_leaves(self) -> tuple[bool, ...]:
-        """Which leaves of the parameters the output has a derivative in."""
-        return _read_leaves(self.model, self.params, self.example)
+        """Which leaves of the parameters the output has a derivative in, as far as can be seen."""
+        read = read_inputs(self.jaxpr, [True])
+        return tuple(read[len(jax.tree.leaves(self.example)) :])
+
+    @functools.cached_property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers."""
+        return any(eqn.primitive.name in DRAWS for eqn in _equations(self.jaxpr))
+
+    @functools.cached_property
+    def jaxpr(self) -> Any:
+        """The traced model of one example."""
+        return jax.make_jaxpr(self.model.one)(self.example, self.params).jaxpr
 
     @functools.cached_property
     def cost(self) -> ModelCost:
         """Bytes of all intermediate values of one example, and whether there are convolutions."""
-        return _model_cost(self.model, self.params, self.example)
+        return _model_cost(self.jaxpr)
 
     @functools.cached_property
     def program(self) -> "Program":
@@ -161,24 +176,7 @@ def traced(model: Model, params: PyTree, example: PyTree) -> Traced:
     return Traced(model, params, example)
 
 
-def _read_leaves(model: Model, params: PyTree, example: PyTree) -> tuple[bool, ...]:
-    """Leaf by leaf, whether the gradient is more than a zero that tracing knows of."""
-
-    def gradients(input: PyTree, params: PyTree, cotangent: jax.Array) -> list[jax.Array]:
-        pull = jax.vjp(lambda p: model.one(input, p), params)[1]
-        return jax.tree.leaves(pull(cotangent))
-
-    output = jax.eval_shape(model.one, example, params)
-    jaxpr = jax.make_jaxpr(gradients)(example, params, output).jaxpr
-    reached = {jaxpr.invars[-1]}
-    for eqn in jaxpr.eqns:
-        if any(v in reached for v in eqn.invars if not isinstance(v, core.Literal)):
-            reached.update(eqn.outvars)
-    return tuple(not isinstance(v, core.Literal) and v in reached for v in jaxpr.outvars)
-
-
-def _model_cost(model: Model, params: PyTree, example: PyTree) -> ModelCost:
-    jaxpr = jax.make_jaxpr(model.one)(example, params).jaxpr
+def _model_cost(jaxpr: Any) -> ModelCost:
     equations = list(_equations(jaxpr))
     total = sum(
         math.prod(var.aval.shape) * var.aval.dtype.itemsize

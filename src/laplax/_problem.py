@@ -52,9 +52,15 @@ def make_problem(
     check_form(known, likelihood, first)
 
     def validate(batch: Batch, number: int) -> None:
+        assert isinstance(checked, Loader)
         seen = known
         if batch.example() != first.example():
             seen = _check_another(known, first, batch, number)
+            if checked.one_form and seen is not known:
+                raise ValueError(
+                    f"{_differs(known, batch, number)}. A fit needs inputs of one shape and dtype: "
+                    "pad them, or cast them"
+                )
         _check_shapes(likelihood, seen.output, batch)
         _check_values(likelihood, seen.output, batch)
 
@@ -104,10 +110,7 @@ def _fits(known: Traced, likelihood: Likelihood, batch: Batch) -> bool:
 
 def _check_another(known: Traced, first: Batch, batch: Batch, number: int) -> Traced:
     """A batch of another form than the first: the model may take it, as with other lengths."""
-    differs = (
-        f"batch {number} of the data differs from the first: one input is "
-        f"{describe(batch.example()[0])}, and {describe(known.example)} in the first"
-    )
+    differs = _differs(known, batch, number)
     given: Any = jax.tree.structure(batch.example())
     if given != jax.tree.structure(first.example()):
         raise ValueError(f"{differs}; every batch must be the same pytree")
@@ -117,6 +120,13 @@ def _check_another(known: Traced, first: Batch, batch: Batch, number: int) -> Tr
     except ValueError as error:
         raise ValueError(f"{differs}; {error}") from error
     return seen
+
+
+def _differs(known: Traced, batch: Batch, number: int) -> str:
+    return (
+        f"batch {number} of the data differs from the first: one input is "
+        f"{describe(batch.example()[0])}, and {describe(known.example)} in the first"
+    )
 
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
