@@ -13,7 +13,7 @@ from ._model import Traced
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
 from .taps import Program
-from .taps._origin import PRODUCTS, Meeting
+from .taps._origin import ADDITIONS, PRODUCTS, Meeting
 
 Subset = str | re.Pattern[str] | Callable[[str], bool] | PyTree | None
 Masks = tuple[bool | np.ndarray, ...]
@@ -157,7 +157,7 @@ def last_layer(program: Program) -> tuple[int, ...]:
     A weight that is changed on its way, used elsewhere too, or followed by parameters in another
     role is refused: whatever was taken in its place could be another layer.
     """
-    if not program.last:
+    if all(meeting.how in ADDITIONS for meeting in program.last):
         raise ValueError(
             "subset='last_layer' finds no product of a parameter with data; name the leaves: "
             f"{', '.join(program.names)}"
