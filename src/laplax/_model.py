@@ -15,7 +15,7 @@ from . import _core as core
 from ._output import output_struct
 from ._reads import read_inputs
 from ._space import ParamSpace
-from ._tree import PyTree, by_shapes
+from ._tree import PyTree, by_shapes, widen
 
 if TYPE_CHECKING:
     from .taps import Program
@@ -71,11 +71,6 @@ def _surroundings(fn: Callable[..., Any]) -> tuple[Any, ...]:
 
 
 EMPTY = types.CellType()  # of a name that is bound later
-
-
-def widen(x: jax.Array) -> jax.Array:
-    """At least float32."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
 
 
 def check_signature(model_fn: Callable[..., Any]) -> None:

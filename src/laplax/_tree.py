@@ -105,6 +105,11 @@ def is_floating(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+def widen(x: jax.Array) -> jax.Array:
+    """At least float32: bfloat16 counts to 256, float16 to 2,048."""
+    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+
+
 class ByValue:
     """Equal where class and attributes are, also those that a subclass adds without a dataclass.
 

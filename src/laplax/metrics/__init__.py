@@ -2,6 +2,7 @@
 
 `rmse(pred_mean, target)` is a number; `get_metric("rmse").stream(batches)` is the same number over
 batches of any sizes. Parameters are named after the fields of a prediction that they read.
+Predictions in half precision are judged in float32, others in their own dtype.
 """
 
 from ._calibration_error import adaptive_ece as adaptive_ece

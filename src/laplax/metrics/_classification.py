@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.scipy.special import entr
 from jax.typing import ArrayLike
 
-from ._streaming import Mean, Metric, mean_of, mean_value
+from ._streaming import Mean, Metric, as_real, mean_of, mean_value
 from ._targets import label_of, log_prob_of, one_hot_of
 
 
@@ -78,7 +78,7 @@ def entropy_per_example(pred_act: ArrayLike) -> jax.Array:
     >>> [f"{v:.4f}" for v in entropy_per_example(jnp.array([[0.5, 0.5], [1.0, 0.0]]))]
     ['0.6931', '0.0000']
     """
-    return entr(jnp.asarray(pred_act)).sum(axis=-1)
+    return entr(as_real(pred_act)).sum(axis=-1)
 
 
 def mutual_information(samples: ArrayLike) -> jax.Array:
@@ -99,7 +99,7 @@ def mutual_information_per_example(samples: ArrayLike) -> jax.Array:
     >>> mutual_information_per_example(jnp.zeros((4, 2, 3))).shape
     (2,)
     """
-    samples = jnp.asarray(samples)
+    samples = as_real(samples)
     if samples.ndim < 2 or samples.shape[0] < 1:
         raise ValueError(f"samples must be (S, ..., C) with S at least 1, got {samples.shape}")
     probs = jax.nn.softmax(samples, axis=-1)
@@ -120,13 +120,13 @@ def top_k_accuracy_metric(k: int = 5) -> Metric:
 
 
 def _correct(pred_act: ArrayLike, target: ArrayLike) -> Mean:
-    pred_act = jnp.asarray(pred_act)
+    pred_act = as_real(pred_act)
     hit = pred_act.argmax(axis=-1) == label_of(target, pred_act)
     return mean_of(hit.astype(pred_act.dtype))
 
 
 def _among_top(pred_act: ArrayLike, target: ArrayLike, *, k: int = 5) -> Mean:
-    pred_act = jnp.asarray(pred_act)
+    pred_act = as_real(pred_act)
     if not 1 <= k <= pred_act.shape[-1]:
         raise ValueError(
             f"k must be from 1 to the {pred_act.shape[-1]} classes, got {k}; another one is "
@@ -138,15 +138,15 @@ def _among_top(pred_act: ArrayLike, target: ArrayLike, *, k: int = 5) -> Mean:
 
 
 def _label_surprise(log_pred_act: ArrayLike, target: ArrayLike) -> Mean:
-    return mean_of(-log_prob_of(target, jnp.asarray(log_pred_act)))
+    return mean_of(-log_prob_of(target, as_real(log_pred_act)))
 
 
 def _label_surprise_of_probs(pred_act: ArrayLike, target: ArrayLike) -> Mean:
-    return _label_surprise(jnp.log(jnp.asarray(pred_act)), target)
+    return _label_surprise(jnp.log(as_real(pred_act)), target)
 
 
 def _squared_distance(pred_act: ArrayLike, target: ArrayLike) -> Mean:
-    pred_act = jnp.asarray(pred_act)
+    pred_act = as_real(pred_act)
     return mean_of(((pred_act - one_hot_of(target, pred_act)) ** 2).sum(axis=-1))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ._streaming import Metric
+from ._streaming import Metric, as_real
 
 Scores = tuple[jax.Array, jax.Array]
 
@@ -32,14 +32,7 @@ def fpr95(scores_in: ArrayLike, scores_out: ArrayLike) -> jax.Array:
 
 
 def _scores(scores_in: ArrayLike, scores_out: ArrayLike) -> Scores:
-    return _flat(scores_in), _flat(scores_out)
-
-
-def _flat(scores: ArrayLike) -> jax.Array:
-    scores = jnp.ravel(jnp.asarray(scores))
-    if jnp.issubdtype(scores.dtype, jnp.floating):
-        return scores
-    return scores.astype(jnp.zeros(()).dtype)
+    return as_real(scores_in).ravel(), as_real(scores_out).ravel()
 
 
 def _area(scores: Scores) -> jax.Array:

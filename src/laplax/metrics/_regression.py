@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
-from ._streaming import Mean, Metric, mean_of, mean_value
+from ._streaming import Mean, Metric, as_real, mean_of, mean_value
 
 
 def rmse(pred_mean: ArrayLike, target: ArrayLike) -> jax.Array:
@@ -134,7 +134,7 @@ def _inside(
 
 
 def _width(total_var: ArrayLike, *, level: float = 0.95) -> Mean:
-    return mean_of(2 * _quantile(level) * jnp.sqrt(jnp.asarray(total_var)))
+    return mean_of(2 * _quantile(level) * jnp.sqrt(as_real(total_var)))
 
 
 def _transform(pred_mean: ArrayLike, total_var: ArrayLike, target: ArrayLike) -> jax.Array:
@@ -150,7 +150,7 @@ def _identity(values: jax.Array) -> jax.Array:
 
 
 def _residual(pred_mean: ArrayLike, target: ArrayLike) -> jax.Array:
-    pred_mean, target = jnp.asarray(pred_mean), jnp.asarray(target)
+    pred_mean, target = as_real(pred_mean), jnp.asarray(target)
     # (N, 1) against (N,) would broadcast to (N, N) and give a wrong number without a word.
     if target.shape != pred_mean.shape:
         raise ValueError(
@@ -162,7 +162,7 @@ def _residual(pred_mean: ArrayLike, target: ArrayLike) -> jax.Array:
 def _standardised(
     pred_mean: ArrayLike, total_var: ArrayLike, target: ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    residual, total_var = _residual(pred_mean, target), jnp.asarray(total_var)
+    residual, total_var = _residual(pred_mean, target), as_real(total_var)
     if total_var.shape != residual.shape:
         raise ValueError(
             f"variances {total_var.shape} do not fit predictions {residual.shape}: shapes must "

@@ -8,12 +8,14 @@ that are not functions of sums (ranks, quantiles) *collect* their per-example va
 import dataclasses
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from .._tree import is_floating, widen
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -63,11 +65,20 @@ class Metric:
             raise ValueError("no batches: a metric of an empty data set has no value")
         if self.collect:
             return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-        return functools.reduce(functools.partial(jax.tree.map, operator.add), parts)
+        return jax.tree.map(lambda *leaves: _pairwise_sum(leaves), *parts)
 
     def stream(self, predictions: Iterable[Mapping[str, Any]]) -> jax.Array:
         """The value over many batches, equal to that of their concatenation."""
         return self.finalise(self.merge([self.batch(prediction) for prediction in predictions]))
+
+
+def _pairwise_sum(terms: Sequence[jax.Array]) -> jax.Array:
+    """Neighbours are added until one is left: a running sum would stop growing at 2^24."""
+    sums = [widen(jnp.asarray(x)) if is_floating(jnp.result_type(x)) else x for x in terms]
+    while len(sums) > 1:
+        pairs = zip(sums[::2], sums[1::2], strict=False)
+        sums = [a + b for a, b in pairs] + sums[len(sums) // 2 * 2 :]
+    return sums[0]
 
 
 class Mean(NamedTuple):
@@ -77,10 +88,15 @@ class Mean(NamedTuple):
     terms: jax.Array
 
 
+def as_real(values: ArrayLike) -> jax.Array:
+    """Real numbers that can be summed over data, so in at least float32."""
+    array = jnp.asarray(values)
+    return widen(array if is_floating(array.dtype) else array.astype(jnp.result_type(float)))
+
+
 def mean_of(values: jax.Array) -> Mean:
-    """Sum and count of all entries of an array, both in its own floating-point type."""
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        values = values.astype(jnp.zeros(()).dtype)
+    """Sum and count of all entries of an array, both in at least float32."""
+    values = as_real(values)
     return Mean(values.sum(), jnp.asarray(values.size, values.dtype))
 
 
