@@ -95,7 +95,8 @@ def _bin_sums(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> 
     confidence, correct = _confidence_and_correct(pred_act, target)
     edges = jnp.asarray(np.linspace(0.0, 1.0, num_bins + 1), confidence.dtype)
     # The first edge not below the confidence closes its bin (lo, hi]; 1 + round-off is still 1.
-    index = jnp.clip(jnp.searchsorted(edges, confidence, side="left") - 1, 0, num_bins - 1)
+    index = jnp.searchsorted(edges, confidence, side="left", method="compare_all")
+    index = jnp.clip(index - 1, 0, num_bins - 1)
     return _sums(index, confidence, correct.astype(confidence.dtype), num_bins)
 
 

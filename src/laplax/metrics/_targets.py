@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._linalg import entry_at
+
 
 def label_of(target: ArrayLike, pred: jax.Array) -> jax.Array:
     """The target's class as an index, in the integer type that arg max has."""
@@ -25,7 +27,7 @@ def log_prob_of(target: ArrayLike, log_pred: jax.Array) -> jax.Array:
     """The target's log-probability (its expectation, for probability targets)."""
     target, is_label = _checked(target, log_pred)
     if is_label:
-        return jnp.take_along_axis(log_pred, target[..., None], axis=-1)[..., 0]
+        return entry_at(log_pred, target)
     weight = target.astype(log_pred.dtype)
     # A class that cannot occur adds nothing, even at a predicted log-probability of -inf.
     possible = weight != 0
