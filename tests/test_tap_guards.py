@@ -9,8 +9,8 @@ import pytest
 
 import laplax
 from cases import random
+from laplax._flow import reaches
 from laplax._model import Model, traced
-from laplax.taps._flow import reaches
 from laplax.taps._interpret import UNROLLED, Interpreter
 from laplax.taps._program import _uncovered
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from . import _core as core
+from ._flow import reaches
 from ._output import output_struct
-from ._reads import read_inputs
 from ._space import ParamSpace
 from ._tree import PyTree, by_shapes, widen
 
@@ -138,8 +138,10 @@ class Traced:
     @functools.cached_property
     def read_leaves(self) -> tuple[bool, ...]:
         """Which leaves of the parameters the output has a derivative in, as far as can be seen."""
-        read = read_inputs(self.jaxpr, [True])
-        return tuple(read[len(jax.tree.leaves(self.example)) :])
+        inputs = len(jax.tree.leaves(self.example))
+        count = len(self.jaxpr.invars) - inputs
+        reached = reaches(self.jaxpr, derivatives=True)[0] >> inputs
+        return tuple(bool(reached >> i & 1) for i in range(count))
 
     @functools.cached_property
     def draws(self) -> bool:

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from ._batching import check_independent
 from ._data import Batch, Loader, as_data, progress_bar
+from ._flow import reaches
 from ._machine import MEMORY_BUDGET
 from ._model import Model, check_signature, traced
 from ._problem import check_params
 from ._tree import PyTree
 from .subset import last_layer
 from .taps import Program
-from .taps._flow import reaches
 
 
 @dataclasses.dataclass(frozen=True)

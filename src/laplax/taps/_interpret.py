@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _core as core
-from ._flow import CALLS, opened, passed_through, reached_by, unrolled_equations
+from .._flow import CALLS, opened, passed_through, reached_by, unrolled_equations
 from ._origin import CONSTANT, PRODUCTS, Origin, combined, meets, tapped
 from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use
 

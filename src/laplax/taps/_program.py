@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._flow import reaches
 from .._model import Model
 from .._tree import PyTree, leaf_names
-from ._flow import reaches
 from ._interpret import Cell, Interpreter, whole_leaf
 from ._origin import Meeting, Origin
 from ._uses import Use
@@ -121,7 +121,7 @@ def _uncovered(jaxpr: Any, interpreter: Interpreter, count: int) -> tuple[tuple[
 
     Of a leaf without any use the output must be known not to depend.
     """
-    reached = reaches(jaxpr)[0] >> (len(jaxpr.invars) - count)
+    reached = reaches(jaxpr, derivatives=True)[0] >> (len(jaxpr.invars) - count)
     used = {use.leaf for use in interpreter.uses}
     reasons = {}
     for i in range(count):

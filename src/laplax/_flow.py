@@ -1,4 +1,4 @@
-"""Which inputs of a jaxpr reach which of its outputs.
+"""Which inputs of a jaxpr reach which of its outputs, as values or with a derivative.
 
 Sets of inputs are the bits of a number: bit i stands for input i. What is not known for sure counts
 as reached, so that an input outside of the set is one that the output does not depend on.
@@ -9,7 +9,12 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from .. import _core as core
+import jax.numpy as jnp
+
+from . import _core as core
+
+# Operations whose derivative is zero everywhere.
+BLIND = frozenset({"stop_gradient", "sign", "round", "floor", "ceil"})
 
 # Not the calls with a derivative of their own (`custom_jvp`, `custom_vjp`): it would be lost.
 CALLS = {
@@ -28,16 +33,21 @@ def opened(inner: Any) -> tuple[Any, Any]:
     return (inner.jaxpr, inner.consts) if isinstance(inner, core.ClosedJaxpr) else (inner, ())
 
 
-def reaches(jaxpr: Any) -> tuple[int, ...]:
-    """For every output of a jaxpr, the inputs that it may depend on."""
+def reaches(jaxpr: Any, derivatives: bool = False) -> tuple[int, ...]:
+    """For every output of a jaxpr, the inputs that it may depend on.
+
+    With `derivatives`, the inputs that it may have a derivative in.
+    """
     known = {var: 1 << i for i, var in enumerate(jaxpr.invars)}
 
     def read(atom: Any) -> int:
-        return 0 if isinstance(atom, core.Literal) else known.get(atom, 0)
+        if isinstance(atom, core.Literal) or (derivatives and not _is_inexact(atom)):
+            return 0
+        return known.get(atom, 0)
 
     for eqn in jaxpr.eqns:
         sources = [read(atom) for atom in eqn.invars]
-        for var, bits in zip(eqn.outvars, reached_by(eqn), strict=True):
+        for var, bits in zip(eqn.outvars, reached_by(eqn, derivatives), strict=True):
             known[var] = _through(bits, sources)
         if eqn.effects:  # a reference may have been written to
             every = _union(sources)
@@ -45,13 +55,22 @@ def reaches(jaxpr: Any) -> tuple[int, ...]:
     return tuple(read(atom) for atom in jaxpr.outvars)
 
 
-def reached_by(eqn: Any) -> tuple[int, ...]:
+def _is_inexact(variable: Any) -> bool:
+    """Whether a variable holds numbers that are not whole, and so can have a derivative."""
+    dtype = getattr(variable.aval, "dtype", None)
+    return dtype is None or bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def reached_by(eqn: Any, derivatives: bool = False) -> tuple[int, ...]:
     """For every output of an equation, the operands that it may depend on."""
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
+    if derivatives and name in BLIND:
+        return (0,) * len(eqn.outvars)
     if name in CALLS:
-        return reaches(opened(params[CALLS[name]])[0])
+        return reaches(opened(params[CALLS[name]])[0], derivatives)
     if name == "cond":
-        branches = [reaches(opened(branch)[0]) for branch in params["branches"]]
+        branches = [reaches(opened(branch)[0], derivatives) for branch in params["branches"]]
         return tuple(1 | _union(bits) << 1 for bits in zip(*branches, strict=True))
     if name == "scan":
         return _scan(params)
