@@ -21,7 +21,12 @@ PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class InputWarning(UserWarning):
-    """What was given is accepted, and is probably not what was meant."""
+    """What was given is accepted, and is probably not what was meant.
+
+    The evidence of other data than the fit's; another model than the fit's, with other outputs; a
+    model that ignores the parameters, or draws random numbers; a loader whose passes give
+    different examples. To be strict: `warnings.simplefilter("error", laplax.InputWarning)`.
+    """
 
 
 def warn(message: str) -> None:
