@@ -232,31 +232,3 @@ def test_a_predictive_can_be_stored_and_read_again():
     made = laplax.predictive(fit("diagonal")[0], cases.mlp_fn)({"prior_prec": 1.0})
     read = pickle.loads(pickle.dumps(made))
     np.testing.assert_array_equal(read(X).pred_var, made(X).pred_var)
-
-
-FACTOR = 1.0
-
-
-def test_a_model_whose_surroundings_are_bound_anew_is_another_model():
-    """As in a notebook: statistics are computed again, and the same function reads them."""
-    global FACTOR  # noqa: PLW0603
-    factor = 1.0
-
-    def by_global(input, params):
-        return FACTOR * cases.mlp_fn(input, params)
-
-    def by_closure(input, params):
-        return factor * cases.mlp_fn(input, params)
-
-    params, data = cases.mlp(), (X, cases.TARGETS["mse"])
-    for curv_type in ("full", "diagonal", "lanczos"):
-        for model_fn in (by_global, by_closure):
-            found = []
-            for value in (1.0, 3.0):
-                FACTOR = factor = value
-                options = {"loss_fn": "mse", "curv_type": curv_type}
-                posterior_fn, estimate = laplax.laplace(model_fn, params, data, **options)
-                prediction = laplax.predictive(posterior_fn, model_fn)({"prior_prec": 1.0})(X)
-                found.append((estimate.diagonal(), prediction.pred_mean))
-            np.testing.assert_allclose(found[1][0], 9 * found[0][0], rtol=1e-6, atol=1e-12)
-            np.testing.assert_allclose(found[1][1], 3 * found[0][1], rtol=1e-9)

@@ -1,5 +1,6 @@
 """The front door: `laplace(...)`."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -46,16 +47,18 @@ def laplace(
 
     Args:
         model_fn: `model_fn(input, params)`, called with keywords on one example (or on a batch
-            with `vmap_over_data=False`; it must then treat examples independently). It is compiled
-            and remembered, as by `jax.jit`: what it reads but its arguments, its globals and its
-            closure (attributes of an object, what other functions read) must not change.
+            with `vmap_over_data=False`; it must then treat examples independently). It is traced
+            once and remembered, as by `jax.jit`: a change of anything that it reads beside its
+            arguments (a global, a closed-over variable, an attribute) is not noticed. Pass what
+            changes through `params` or `input`, or define the function again.
         params: The trained weights, any pytree of floating-point arrays.
         data: Training data: `(input, target)`, a dict with `input` and `target` (and `weight`),
             or an iterable of such batches, which gives the same examples in every pass. A third
             entry of a tuple is a weight of floating point or a mask; a weight of whole numbers
             has to be named.
         loss_fn: `"mse"`, `"cross_entropy"`, `"binary_cross_entropy"`, `"poisson"`,
-            `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`.
+            `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`, remembered like
+            `model_fn`.
         curv_type: How the curvature is kept: `"full"`, `"diagonal"`, `"kfac"`, `"ekfac"`,
             `"block_diagonal"`, `"hutchinson"`, `"lanczos"`, `"lobpcg"`, or an `Estimator`.
         curvature: What is measured: `"ggn"`, `"hessian"`, `"fisher_mc"`, `"fisher_empirical"`,
@@ -182,8 +185,8 @@ def make_operator(
             "what is fixed outside of model_fn"
         )
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
-    given: dict[str, Any] = counts
-    return CurvatureOperator(local, problem.data, problem.traced, progress=progress, **given)
+    given: dict[str, Any] = {**counts, "progress": progress}
+    return CurvatureOperator(local, problem.data, problem.traced, **given)
 
 
 def _resolve(
@@ -198,7 +201,7 @@ def _resolve(
         if isinstance(given, str):
             makers.append(find(given))
         elif isinstance(given, base):
-            makers.append(given)
+            makers.append(copy.copy(given))  # attributes that are set later belong to later fits
         else:
             what = "curvature" if base is Curvature else "curv_type"
             raise TypeError(f"{what} must be a name or an object; got {given!r}")

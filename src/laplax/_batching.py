@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch
-from ._model import Model
-from ._tree import PyTree, by_shapes, is_concrete, is_floating
+from ._memo import compiled, kept
+from ._model import Model, Traced, traced
+from ._tree import PyTree, is_concrete, is_floating
 
 
 @dataclasses.dataclass(eq=False)
@@ -19,8 +20,8 @@ class _Look:
     done: bool = False
 
 
-@by_shapes
-def _look(model: Model, params: PyTree, example: PyTree) -> _Look:
+@kept
+def _look(known: Traced) -> _Look:
     return _Look()
 
 
@@ -31,7 +32,7 @@ def check_independent(model: Model, params: PyTree, batch: Batch) -> None:
     """
     if model.vmap_over_data or not is_concrete(params, batch):
         return
-    look = _look(model, params, batch.example()[0])
+    look = _look(traced(model, params, batch.example()[0]))
     pair = None if look.done else _two_examples(batch)
     if pair is None:
         return
@@ -63,7 +64,7 @@ def _two_examples(batch: Batch) -> PyTree | None:
     return jax.tree.unflatten(jax.tree.structure(batch.input), [x[rows] for x in leaves])
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, pair: PyTree) -> tuple[jax.Array, jax.Array]:
     singles = [jax.tree.map(lambda x, i=i: x[i : i + 1], pair) for i in (0, 1)]
     apart = [model.fn(input=single, params=params) for single in singles]  # in the model's dtype

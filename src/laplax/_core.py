@@ -1,9 +1,29 @@
-"""`jax.extend.core`, loaded when a model is first traced: it brings Pallas, which takes a while."""
+"""What differs between releases of JAX, in one place.
+
+`jax.extend.core` is loaded when a model is first traced: it brings Pallas, which takes a while.
+"""
 
 from typing import Any
+
+import jax
+
+# Settings that decide which program a model is traced to. JAX keys its own traces by them, too.
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_default_prng_impl",
+)
 
 
 def __getattr__(name: str) -> Any:
     from jax.extend import core
 
+    if name == "get_opaque_trace_state" and not hasattr(core, name):
+        return jax.core.get_opaque_trace_state  # before 0.10
     return getattr(core, name)
+
+
+def trace_settings() -> tuple[Any, ...]:
+    """The user's settings that a remembered trace belongs to, as they are now in this thread."""
+    return tuple([getattr(jax.config, name) for name in SETTINGS])

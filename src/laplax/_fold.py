@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch, Data, Loader
+from ._memo import compiled
 from ._tree import PyTree, is_concrete, pytree, static
 
 
@@ -55,29 +56,30 @@ def fold(
     carry: PyTree,
     data: Data,
     chunking: Chunking,
+    owner: Any,
     *args: PyTree,
     then: Callable[[PyTree], PyTree] | None = None,
 ) -> PyTree:
-    """carry <- step(carry, batch, *args) over all of the data, in chunks; `then(carry)` at the end.
+    """carry <- step(carry, batch, owner, *args) over the data, in chunks; `then(carry)` at the end.
 
-    `step` and `then` must be module-level functions: they are the key under which compiled code is
-    found again. In-memory data is scanned inside one compiled call; a loader drives the same call.
-    `carry` may be `Zeros`.
+    `owner` has the model (`_memo.compiled`). `step` and `then` must be module-level functions: they
+    are the key under which compiled code is found again. In-memory data is scanned inside one
+    compiled call; a loader drives the same call. `carry` may be `Zeros`.
     """
     if isinstance(data, Loader):
         carry = _on_host(carry)  # one program for the first batch and the others
         for batch in data:
-            carry = fold(step, carry, batch, chunking, *args)
+            carry = fold(step, carry, batch, chunking, owner, *args)
         return _finish(then, carry)
     inside = not is_concrete(data)  # a traced program would hold a copy for every step
     if inside or not chunking.host_loop or data.num_examples <= chunking.size:
-        return _fold_scan(step, chunking.size, then, carry, data, args)
+        return _fold_scan(owner, step, chunking.size, then, carry, data, args)
     carry = _on_host(carry)
     whole = data.num_examples - data.num_examples % chunking.size
     for start in range(0, whole, chunking.size):
-        carry = _fold_slice(step, chunking.size, carry, data, start, args)
+        carry = _fold_slice(owner, step, chunking.size, carry, data, start, args)
     if whole < data.num_examples:
-        carry = _fold_slice(step, data.num_examples - whole, carry, data, whole, args)
+        carry = _fold_slice(owner, step, data.num_examples - whole, carry, data, whole, args)
     return _finish(then, carry)
 
 
@@ -94,8 +96,9 @@ def _compiled(then: Callable[[PyTree], PyTree], carry: PyTree) -> PyTree:
     return then(carry)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(compiled, static_argnums=(1, 2, 3))
 def _fold_scan(
+    owner: Any,
     step: Step,
     size: int,
     then: Callable[[PyTree], PyTree] | None,
@@ -108,17 +111,19 @@ def _fold_scan(
     if chunks > 1:
 
         def body(carry: PyTree, i: jax.Array) -> tuple[PyTree, None]:
-            return step(carry, batch.slice(i * size, size), *args), None
+            return step(carry, batch.slice(i * size, size), owner, *args), None
 
         carry, _ = jax.lax.scan(body, carry, jnp.arange(chunks))
     elif chunks == 1:
-        carry = step(carry, batch.slice(0, size) if rest else batch, *args)
-    carry = step(carry, batch.slice(chunks * size, rest), *args) if rest else carry
+        carry = step(carry, batch.slice(0, size) if rest else batch, owner, *args)
+    if rest:
+        carry = step(carry, batch.slice(chunks * size, rest), owner, *args)
     return carry if then is None else then(carry)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(compiled, static_argnums=(1, 2))
 def _fold_slice(
+    owner: Any,
     step: Step,
     size: int,
     carry: PyTree,
@@ -126,4 +131,4 @@ def _fold_slice(
     start: int | jax.Array,
     args: tuple[PyTree, ...],
 ) -> PyTree:
-    return step(carry, batch.slice(start, size), *args)
+    return step(carry, batch.slice(start, size), owner, *args)

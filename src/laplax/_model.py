@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +11,47 @@ import jax
 
 from . import _core as core
 from ._flow import reaches
+from ._memo import Weak, WeakInside, home
 from ._output import output_struct
 from ._space import ParamSpace
-from ._tree import PyTree, by_shapes, widen
+from ._tree import PyTree, Shapes, shapes_of, structs_of, widen
 
 if TYPE_CHECKING:
     from .taps import Program
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(WeakInside):
     """`model_fn(input, params)`, called with keywords.
 
     With `vmap_over_data` it sees one example; otherwise a batch, whose examples it must treat
     independently of each other. Outputs in half precision are widened: a loss needs float32.
 
-    What compiled code and traces are found by: the function and what its globals and closure hold
-    now, so that one of them bound to something new is not answered with what was before.
+    What compiled code and traces are found by: the function, by its own `==`, as under `jax.jit`.
+    What it reads beside its arguments (globals, a closure, attributes) must not change.
     """
 
     fn: Callable[..., jax.Array]
     vmap_over_data: bool = True
-    surroundings: tuple[int, ...] = dataclasses.field(init=False, repr=False)
-    _held: tuple[Any, ...] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        held = _surroundings(self.fn)  # kept, so that no other object gets its number
-        object.__setattr__(self, "_held", held)
-        object.__setattr__(self, "surroundings", tuple(map(id, held)))
+        if not isinstance(self.fn, Weak):
+            # Of equal functions the first one, under whose name things are remembered.
+            object.__setattr__(self, "fn", home(self.fn).weak.fn)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Surroundings are those of the process that reads it."""
-        return Model, (self.fn, self.vmap_over_data)
+    @property
+    def model(self) -> "Model":
+        """Itself: what owns compiled steps has a `model`."""
+        return self
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """What is remembered of the function."""
+        return home(self.fn).memo
+
+    def weakly(self) -> "Model":
+        """The same model for compiled code, which must not keep the function alive."""
+        return self if isinstance(self.fn, Weak) else Model(home(self.fn).weak, self.vmap_over_data)
 
     def one(self, input: PyTree, params: PyTree) -> jax.Array:
         """Output for one example."""
@@ -59,19 +67,6 @@ class Model:
         return widen(self.fn(input=input, params=params))
 
 
-def _surroundings(fn: Callable[..., Any]) -> tuple[Any, ...]:
-    """The objects that the names in a function's body stand for outside of it."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return ()
-    around = getattr(fn, "__globals__", {})
-    cells = [cell.cell_contents for cell in getattr(fn, "__closure__", None) or () if cell != EMPTY]
-    return (*cells, *(around[name] for name in code.co_names if name in around))
-
-
-EMPTY = types.CellType()  # of a name that is bound later
-
-
 def check_signature(model_fn: Callable[..., Any]) -> None:
     """`model_fn` must take keywords `input` and `params`."""
     if not callable(model_fn):
@@ -79,10 +74,12 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
             f"model_fn must be callable; got {type(model_fn).__name__} (model_fn comes before "
             "params, and after posterior_fn)"
         )
-    _check_keywords(model_fn)
+    checked = home(model_fn).memo
+    if _check_keywords not in checked:
+        _check_keywords(model_fn)
+        checked[_check_keywords] = True
 
 
-@by_shapes
 def _check_keywords(model_fn: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(model_fn)
@@ -166,10 +163,17 @@ class Traced:
         return trace_taps(self.model, self.params, self.example)
 
 
-@by_shapes
 def traced(model: Model, params: PyTree, example: PyTree) -> Traced:
-    """One object for equal shapes."""
-    return Traced(model, params, example)
+    """One object for equal shapes: tracing costs more than a small fit."""
+    memo = model.memo
+    if traced not in memo:
+        memo[traced] = functools.lru_cache(maxsize=256)(_traced)
+    made: Traced = memo[traced](model.weakly(), shapes_of(params, example), core.trace_settings())
+    return made
+
+
+def _traced(model: Model, shapes: Shapes, settings: tuple[Any, ...]) -> Traced:
+    return Traced(model, *structs_of(shapes))
 
 
 def _model_cost(jaxpr: Any) -> ModelCost:

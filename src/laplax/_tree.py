@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core as core
+from ._memo import has_hash
 
 PyTree = Any
 Cls = TypeVar("Cls", bound=type)
-T = TypeVar("T")
 
 
 def static(**options: Any) -> Any:
@@ -71,32 +71,21 @@ def _no_trace() -> tuple[Callable[[], Any], Any]:
         return trace_state, trace_state()
 
 
-def by_shapes(fn: Callable[..., T]) -> Callable[..., T]:
-    """Call `fn(static, *trees)` once for every `static` and the shapes of the trees.
+Shapes = tuple[Any, tuple[tuple[Any, Any, bool], ...]]
 
-    For what is read off a traced model: tracing costs more than a small fit. `fn` sees
-    `jax.ShapeDtypeStruct` in place of arrays.
-    """
 
-    def look(static: Any, treedef: Any, kinds: tuple) -> T:
-        structs = [jax.ShapeDtypeStruct(s, d, weak_type=weak) for s, d, weak in kinds]
-        return fn(static, *jax.tree.unflatten(treedef, structs))
+def shapes_of(*trees: PyTree) -> Shapes:
+    """What a trace of arrays depends on, as a key: structure, shapes and dtypes."""
+    leaves, treedef = jax.tree.flatten(trees)
+    # Not the structs themselves: making one costs more than all of this.
+    return treedef, tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
 
-    @functools.lru_cache(maxsize=256)
-    def remembered(static: Any, treedef: Any, kinds: tuple, wide: bool) -> T:
-        return look(static, treedef, kinds)
 
-    @functools.wraps(fn)
-    def call(static: Any, *trees: PyTree) -> T:
-        leaves, treedef = jax.tree.flatten(trees)
-        # Not the structs themselves: making one costs more than all of this.
-        kinds = tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
-        if not _has_hash(static):  # nothing to remember a model by
-            return look(static, treedef, kinds)
-        wide = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        return remembered(static, treedef, kinds, wide)
-
-    return call
+def structs_of(shapes: Shapes) -> PyTree:
+    """The trees of `shapes_of`, with `jax.ShapeDtypeStruct` in place of arrays."""
+    treedef, kinds = shapes
+    structs = [jax.ShapeDtypeStruct(s, d, weak_type=weak) for s, d, weak in kinds]
+    return jax.tree.unflatten(treedef, structs)
 
 
 @functools.cache
@@ -114,26 +103,19 @@ class ByValue:
     """Equal where class and attributes are, also those that a subclass adds without a dataclass.
 
     Static parts of compiled code are found again by this: one that looked equal and was not would
-    bring another one's answer. An attribute that has no hash, an array, equals itself alone.
+    bring another one's answer. An attribute that has no hash, an array, equals itself alone; its
+    number stays its own because compiled code holds a copy of the object, and that the array.
     """
 
     def _value(self) -> Any:
         parts = sorted(vars(self).items())
-        return type(self), tuple((n, v if _has_hash(v) else id(v)) for n, v in parts)
+        return type(self), tuple((n, v if has_hash(v) else id(v)) for n, v in parts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByValue) and self._value() == other._value()
 
     def __hash__(self) -> int:
         return hash(self._value())
-
-
-def _has_hash(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:  # arrays inside
-        return False
-    return True
 
 
 def owned(x: Any) -> jax.Array:

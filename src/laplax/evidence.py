@@ -10,9 +10,10 @@ from ._arguments import in_our_words, whole_number
 from ._data import Batch
 from ._fold import Chunking, fold
 from ._machine import MEMORY_BUDGET, on_cpu
+from ._memo import WeakInside
 from ._model import Model
 from ._problem import Problem, make_problem
-from ._tree import PyTree
+from ._tree import PyTree, pytree, static
 from .curvature._operator import subset_scale
 from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFn, check_posterior_fn
@@ -47,8 +48,8 @@ def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
     chunking = Chunking(cost.examples_within(MEMORY_BUDGET), cost.has_convolution and on_cpu())
     zero = jnp.zeros((), problem.output.dtype)
     start = DataFit(zero, zero.copy(), zero.copy())
-    args = (problem.params, _Static(problem.model, problem.likelihood))
-    fit = fold(_add_fit, start, problem.data, chunking, *args)
+    term = _DataTerm(problem.params, problem.model, problem.likelihood)
+    fit = fold(_add_fit, start, problem.data, chunking, term)
     if num_total_samples is None:
         return fit
     scale = jnp.asarray(subset_scale(num_total_samples, problem.data.num_counted), zero.dtype)
@@ -76,20 +77,18 @@ def data_fit_of(
     return fit
 
 
-@jax.tree_util.register_static
-class _Static(tuple):
-    """Hashable configuration on its way through a compiled step."""
+@pytree
+class _DataTerm(WeakInside):
+    """What a step over the data needs of a problem."""
 
-    __slots__ = ()
+    params: PyTree
+    model: Model = static()
+    likelihood: Likelihood = static()
 
-    def __new__(cls, *parts: Any) -> "_Static":
-        return super().__new__(cls, parts)
 
-
-def _add_fit(total: DataFit, batch: Batch, params: PyTree, static: _Static) -> DataFit:
-    model, likelihood = static
-    assert isinstance(model, Model)
-    f = model.batch(batch.input, params)
+def _add_fit(total: DataFit, batch: Batch, term: _DataTerm) -> DataFit:
+    likelihood = term.likelihood
+    f = term.model.batch(batch.input, term.params)
     if batch.weight is None:
         fits = jax.vmap(likelihood.data_fit)(f, batch.target)
     else:

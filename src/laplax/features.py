@@ -12,9 +12,10 @@ from ._batching import check_independent
 from ._data import Batch, Loader, as_data, progress_bar
 from ._flow import reaches
 from ._machine import MEMORY_BUDGET
-from ._model import Model, check_signature, traced
+from ._memo import compiled, kept
+from ._model import Model, Traced, check_signature, traced
 from ._problem import check_params
-from ._tree import PyTree
+from ._tree import PyTree, one_of
 from .subset import last_layer
 from .taps import Program
 
@@ -82,18 +83,21 @@ def last_layer_features(
     model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
     known = traced(model, params, checked.peek().example()[0])
     check_independent(model, params, checked.peek())
-    head = _make_head(known.program, params, known.example)
+    head = _make_head(known)
     size = known.cost.examples_within(memory_budget)
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:
         shown = progress if batch is checked else False  # a loader has a bar of its own
         starts = progress_bar(range(0, batch.num_examples, size), None, "features", shown)
         chunks = [
-            _features(head, params, jax.tree.map(lambda x, s=s: x[s : s + size], batch.input))
-            for s in starts
+            _features(model, head.tap, params, _part(batch.input, start, size)) for start in starts
         ]
         parts.append(dataclasses.replace(batch, input=jnp.concatenate(chunks)))
     return head, _as_dict(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
+
+
+def _part(input: PyTree, start: int, size: int) -> PyTree:
+    return jax.tree.map(lambda x: x[start : start + size], input)
 
 
 def _as_dict(batch: Batch) -> dict[str, Any]:
@@ -101,7 +105,9 @@ def _as_dict(batch: Batch) -> dict[str, Any]:
     return fields if batch.weight is None else {**fields, "weight": batch.weight}
 
 
-def _make_head(program: Program, params: PyTree, example: PyTree) -> Head:
+@kept  # one object, under which compiled code is found again
+def _make_head(known: Traced) -> Head:
+    program = known.program
     leaf = last_layer(program)[0]
     taps = program.uses_of(leaf)
     if len(taps) != 1:
@@ -110,21 +116,21 @@ def _make_head(program: Program, params: PyTree, example: PyTree) -> Head:
             "there is no one input of the last layer; fit on the data themselves: "
             "laplace(model_fn, params, data, subset='last_layer')"
         )
-    structs, treedef = jax.tree.flatten(example)
+    structs, treedef = jax.tree.flatten(known.example)
     head = Head(program, taps[0], (treedef, tuple(structs)))
-    _check_cut(head, params, example)
+    _check_cut(head, known)
     return head
 
 
-def _check_cut(head: Head, params: PyTree, example: PyTree) -> None:
+def _check_cut(head: Head, known: Traced) -> None:
     """Refuse a model whose output sees more of the input than the last layer's operand."""
-    tap = head.tap
+    tap, example, params = head.tap, known.example, known.params
 
     def output(input: PyTree, params: PyTree, operand: jax.Array) -> jax.Array:
         return head.program.run(input, params, operands={tap: operand})[0]
 
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
-    operand = jax.eval_shape(functools.partial(_features, head), params, batch)
+    operand = jax.eval_shape(functools.partial(_features, known.model, tap), params, batch)
     struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
     closed = jax.make_jaxpr(output)(example, params, struct)
     inputs = (1 << len(jax.tree.leaves(example))) - 1
@@ -137,10 +143,12 @@ def _check_cut(head: Head, params: PyTree, example: PyTree) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _features(head: Head, params: PyTree, input: PyTree) -> jax.Array:
+@functools.partial(compiled, static_argnums=(0, 1))
+def _features(model: Model, tap: int, params: PyTree, input: PyTree) -> jax.Array:
+    program = traced(model, params, one_of(input)).program
+
     def one(x: PyTree) -> jax.Array:
-        features: jax.Array = head.program.run(x, params)[1].acts[head.tap]
+        features: jax.Array = program.run(x, params)[1].acts[tap]
         return features
 
     return jax.vmap(one)(input)

@@ -12,6 +12,7 @@ import numpy as np
 from ._arguments import check_key, warn, whole_number
 from ._data import Form
 from ._fingerprint import Fingerprint
+from ._memo import WeakInside
 from ._model import Model, check_signature
 from ._same import same_outputs
 from ._space import ParamSpace
@@ -130,7 +131,7 @@ class Origin:
 
 
 @pytree
-class PosteriorFn:
+class PosteriorFn(WeakInside):
     """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates."""
 
     mean: PyTree

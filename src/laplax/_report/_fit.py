@@ -14,6 +14,7 @@ import numpy as np
 
 from .._api import laplace
 from .._machine import MEMORY_BUDGET
+from .._memo import compiled
 from .._model import Model, traced
 from .._tree import PyTree, one_of
 from ..calibration import GridSearch, Trace
@@ -134,7 +135,7 @@ def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, floa
     return chosen, shown
 
 
-@functools.partial(jax.jit, static_argnums=4)
+@functools.partial(compiled, static_argnums=(4,))
 def _answers(
     made: SetProbPredictive,
     prior_arguments: Mapping[str, Any],
@@ -171,7 +172,7 @@ def predict_map(setting: Setting) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in made.items()}
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     size = traced(model, params, one_of(input)).cost.examples_within(MEMORY_BUDGET)
     outputs: jax.Array = map_chunks(lambda part: model.batch(part, params), input, size)

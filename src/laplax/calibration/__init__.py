@@ -124,7 +124,7 @@ def calibration(
     objective: Any
     if calibration_objective is EVIDENCE:
         fit = data_fit_of(posterior_fn, model_fn, params, data, progress)
-        objective = EvidenceObjective(posterior_fn.spectral(), fit)
+        objective = EvidenceObjective(posterior_fn.spectral(), fit, made.model)
     else:
         problem = make_problem(
             model_fn,

@@ -15,6 +15,7 @@ from .. import _optim
 from .._arguments import outside, whole_number
 from .._data import progress_bar
 from .._machine import MEMORY_BUDGET
+from .._memo import compiled
 from .._tree import PyTree, pytree
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _is_scalar(value: Any) -> bool:
 POINTS_AT_ONCE = 10
 
 
-@jax.jit
+@compiled
 def _evaluate(objective: Any, grid: jax.Array, fixed: dict[str, Any]) -> jax.Array:
     def at(t: jax.Array) -> jax.Array:
         value: jax.Array = objective({**fixed, "prior_prec": t})
@@ -188,7 +189,7 @@ class GradientDescent(Method):
             range(0, self.num_steps, block), None, "gradient descent", progress
         ):
             steps = min(block, self.num_steps - start)
-            logs, state, point, value = _descend(optimizer, steps, objective, logs, state, fixed)
+            logs, state, point, value = _descend(objective, optimizer, steps, logs, state, fixed)
             points.append(point)
             values.append(value)
         trace = Trace(
@@ -229,11 +230,11 @@ def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
 LAST_MOVE, SETTLED = 0.1, 0.1
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(compiled, static_argnums=(1, 2))
 def _descend(
+    objective: Any,
     optimizer: "GradientTransformation",
     steps: int,
-    objective: Any,
     logs: PyTree,
     state: PyTree,
     fixed: dict[str, Any],

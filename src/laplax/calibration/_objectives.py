@@ -13,6 +13,7 @@ from .._data import Batch
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._linalg import diagonal
 from .._machine import MEMORY_BUDGET
+from .._memo import WeakInside, compiled
 from .._model import Model, traced
 from .._tree import PyTree, pytree, static
 from ..evaluation import (
@@ -39,11 +40,12 @@ STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search ma
 
 
 @pytree
-class EvidenceObjective:
+class EvidenceObjective(WeakInside):
     """-log p(D): the curvature's eigenvalues suffice, no pushforward and no refit."""
 
     posterior_fn: PosteriorFn
     fit: DataFit
+    model: Model = static()
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
         """The value to be minimised."""
@@ -55,7 +57,7 @@ class EvidenceObjective:
 
 
 @pytree
-class PredictiveObjective:
+class PredictiveObjective(WeakInside):
     """A metric of the predictions on held-out data.
 
     For the linear pushforward and a scalar prior the Jacobians are projected on the eigenbasis
@@ -71,6 +73,11 @@ class PredictiveObjective:
     metric: Metric = static()
     fields: tuple[str, ...] = static()
     transform: Callable[[jax.Array], jax.Array] = static()
+
+    @property
+    def model(self) -> Model:
+        """The model whose predictions are judged."""
+        return self.predictive.model
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
         """The value to be minimised."""
@@ -160,12 +167,12 @@ def resolve_objective(
     return metric, transform
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     return model.batch(input, params)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=(0,))
 def _project_chunk(
     model: Model, posterior_fn: PosteriorFn, structure: Structure, input: PyTree
 ) -> tuple[Projection, jax.Array]:

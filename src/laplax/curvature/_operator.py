@@ -12,9 +12,20 @@ import numpy as np
 from .._data import Batch, Data, Loader
 from .._fold import Chunking, Zeros, fold
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
-from .._model import Model, ModelCost, Traced
+from .._memo import WeakInside, compiled, kept
+from .._model import Model, ModelCost, Traced, traced
 from .._space import ParamSpace
-from .._tree import PyTree, by_shapes, is_concrete, pytree, static
+from .._tree import (
+    ByValue,
+    PyTree,
+    Shapes,
+    is_concrete,
+    one_of,
+    pytree,
+    shapes_of,
+    static,
+    structs_of,
+)
 from ..likelihoods import Likelihood, weigh
 from ._kinds import Curvature, OuterProductCurvature
 
@@ -25,7 +36,7 @@ Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
 
 
 @pytree
-class LocalCurvature:
+class LocalCurvature(WeakInside):
     """The curvature on one batch. A pytree: compiled steps take it as an argument."""
 
     params: PyTree
@@ -33,6 +44,10 @@ class LocalCurvature:
     model: Model = static()
     likelihood: Likelihood = static()
     space: ParamSpace = static()
+
+    def program(self, batch: Batch) -> "Program":
+        """The model with taps. Not a field: JAX would keep it, with all constants of the model."""
+        return traced(self.model, self.params, one_of(batch.input)).program
 
     def mm(self, batch: Batch, V: Vectors) -> Vectors:
         """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
@@ -72,8 +87,8 @@ class LocalCurvature:
         return self.space.flatten(tree, batch_ndim=2).reshape(-1, self.space.size)
 
 
-_linearise = jax.jit(LocalCurvature.linearise)
-_linear_mm = jax.jit(LocalCurvature.linear_mm)
+_linearise = compiled(LocalCurvature.linearise)
+_linear_mm = compiled(LocalCurvature.linear_mm)
 
 
 def add_product(total: Vectors, batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:
@@ -132,13 +147,14 @@ class CurvatureOperator:
         """Whether G is a sum of outer products of rows."""
         return self.local.curvature.has_rows
 
-    @property
+    @functools.cached_property
     def rows_per_example(self) -> int:
         """K, the number of rows of one example."""
-        curvature = self.local.curvature
+        curvature, target = self.local.curvature, self.data.peek().example()[1]
         assert isinstance(curvature, OuterProductCurvature)
-        kind = (curvature, self.local.likelihood)
-        return _num_rows(kind, self.traced.output, self.data.peek().example()[1])
+        # What is equal by value is found again in the next fit.
+        count = _known_num_rows if isinstance(curvature, ByValue) else _num_rows
+        return count(self.traced, curvature, self.local.likelihood, shapes_of(target))
 
     @property
     def num_examples(self) -> int | None:
@@ -230,13 +246,16 @@ def _times(total: PyTree, scale: float | jax.Array) -> PyTree:
     return jax.tree.map(lambda x: x * jnp.asarray(scale, x.dtype), total)
 
 
-@by_shapes
-def _num_rows(kind: tuple[OuterProductCurvature, Likelihood], f: PyTree, y: PyTree) -> int:
+def _num_rows(
+    known: Traced, curvature: OuterProductCurvature, likelihood: Likelihood, target: Shapes
+) -> int:
     """K: columns of the factor."""
-    curvature, likelihood = kind
     index = jax.ShapeDtypeStruct((), jnp.int32)
     factor = functools.partial(curvature.factor, likelihood)
-    return jax.eval_shape(factor, f, y, index).shape[-1]
+    return jax.eval_shape(factor, known.output, *structs_of(target), index).shape[-1]
+
+
+_known_num_rows = kept(_num_rows)
 
 
 def subset_scale(total: int, seen: int | jax.Array) -> float | jax.Array:

@@ -23,26 +23,14 @@ from ._base import Diagnostics, Estimator
 
 
 @jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which leaf goes into which block. Static: its identity keys compiled code."""
+    """Which leaf goes into which block. Static: it keys compiled code, by the layers themselves."""
 
-    program: Program
     layers: tuple[Layer, ...]
     dense: tuple[int, ...]
     diagonal: tuple[int, ...]
     reduce: bool = False
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self._key == other._key
-
-    @property
-    def _key(self) -> tuple:
-        owned = tuple(layer.leaves for layer in self.layers)
-        return (self.program, owned, self.dense, self.diagonal, self.reduce)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +54,7 @@ class BlockEstimator(Estimator):
         rest = [i for i in slices if i not in owned]
         dense = tuple(i for i in rest if slices[i][1] <= self.max_dense)
         diagonal = tuple(i for i in rest if i not in dense)
-        return Plan(operator.program, layers, dense, diagonal, reduce)
+        return Plan(layers, dense, diagonal, reduce)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +80,9 @@ class KFAC(BlockEstimator):
         scale = operator.scale_as(operator.space.dtype)
         blocks = _kronecker_blocks(plan, sums, scale)
         structure = _assemble(plan, operator, blocks, sums, scale)
-        return structure, {"coverage": _coverage(plan, f"Kronecker ({self.approx})")}
+        return structure, {
+            "coverage": _coverage(operator.program, plan, f"Kronecker ({self.approx})")
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +106,7 @@ class EKFAC(KFAC):
             dataclasses.replace(block, values=m) for block, m in zip(kept, moments, strict=True)
         ]
         blocks = (*better, *structure.blocks[len(plan.layers) :])
-        coverage = _coverage(plan, "Kronecker eigenbasis, exact second moments")
+        coverage = _coverage(operator.program, plan, "Kronecker eigenbasis, exact second moments")
         return dataclasses.replace(structure, blocks=blocks), {"coverage": coverage}
 
 
@@ -133,7 +123,7 @@ class ExactBlocks(BlockEstimator):
         sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
         scale = operator.scale_as(operator.space.dtype)
         structure = _assemble(plan, operator, [], sums, scale)
-        return structure, {"coverage": _coverage(plan, "")}
+        return structure, {"coverage": _coverage(operator.program, plan, "")}
 
 
 def _require_rows(operator: CurvatureOperator) -> None:
@@ -158,7 +148,7 @@ def _require_whole_leaves(operator: CurvatureOperator) -> None:
 
 def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
     columns = operator.rows_per_example
-    cost = bytes_per_example(plan.program, operator.space, columns)
+    cost = bytes_per_example(operator.program, operator.space, columns)
     chunking = operator.chunking(cost, in_cache=True)
     return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
 
@@ -179,7 +169,7 @@ def _zero_factors(plan: Plan, operator: CurvatureOperator) -> Zeros:
 def _add_factors(
     sums: dict[str, Any], batch: Batch, local: LocalCurvature, plan: Plan
 ) -> dict[str, Any]:
-    tapped = tap_batch(plan.program, local, batch)
+    tapped = tap_batch(local, batch)
     leaves = jax.tree.leaves(local.params)
     inputs, outputs, counts = [], [], []
     for layer in plan.layers:
@@ -244,7 +234,7 @@ def second_moment(x: jax.Array, axis: int) -> jax.Array:
 def _add_moments(
     sums: list[jax.Array], batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
 ) -> list[jax.Array]:
-    tapped = tap_batch(plan.program, local, batch)
+    tapped = tap_batch(local, batch)
     new = []
     for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
         a = turn(layer.operand(tapped.operand(layer.tap)), left)  # where it is masked, g is zero
@@ -313,8 +303,8 @@ def _assemble(
     return BlockDiagonal(tuple(blocks), tuple(groups))
 
 
-def _coverage(plan: Plan, layer_kind: str) -> Coverage:
-    program, reasons = plan.program, dict(plan.program.uncovered)
+def _coverage(program: Program, plan: Plan, layer_kind: str) -> Coverage:
+    reasons = dict(program.uncovered)
     how: dict[int, tuple[str, str]] = {}
     for layer in plan.layers:
         joined = ", bias joint" if layer.has_bias else ""

@@ -14,7 +14,6 @@ from .._space import ParamSpace
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature
 from ..structures import Diagonal, Structure
-from ..taps import Program
 from ..taps._batch import bytes_per_example, coverage_of, diagonal_of_batch
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
 
@@ -35,8 +34,7 @@ class ExactDiagonal(Estimator):
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             cost = bytes_per_example(program, space.whole, operator.rows_per_example)
             chunking = operator.chunking(cost, in_cache=True)
-            given = _add_diagonal, _zeros(space), chunking, program
-            diagonal = operator.fold(*given, then=_joined)
+            diagonal = operator.fold(_add_diagonal, _zeros(space), chunking, then=_joined)
             return Diagonal(diagonal), {"coverage": coverage_of(program, space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
@@ -51,10 +49,8 @@ def _zeros(space: ParamSpace) -> Zeros:
     return Zeros.of([(size,) for _, size in space.slices.values()], space.dtype)
 
 
-def _add_diagonal(
-    total: list[jax.Array], batch: Batch, local: LocalCurvature, program: Program
-) -> list[jax.Array]:
-    return jax.tree.map(jnp.add, total, diagonal_of_batch(program, local, batch))
+def _add_diagonal(total: list[jax.Array], batch: Batch, local: LocalCurvature) -> list[jax.Array]:
+    return jax.tree.map(jnp.add, total, diagonal_of_batch(local, batch))
 
 
 def _joined(parts: list[jax.Array]) -> jax.Array:

@@ -49,7 +49,7 @@ def layer_curvature(operator: CurvatureOperator, layer: Layer) -> jax.Array:
     """G as a (P, P) array."""
     _, inputs, outputs = layer.shape
     zeros = Zeros.of((outputs, inputs, outputs, inputs), operator.space.dtype)
-    total = operator.fold(_add_layer, zeros, _chunking(operator, layer), operator.program, layer)
+    total = operator.fold(_add_layer, zeros, _chunking(operator, layer), layer)
     return _placed(total, _places(operator, layer))
 
 
@@ -78,17 +78,13 @@ def _places(operator: CurvatureOperator, layer: Layer) -> np.ndarray:
         return np.argsort(np.asarray(layer.to_matrix(numbers)).reshape(-1))
 
 
-def _add_layer(
-    total: jax.Array, batch: Batch, local: LocalCurvature, program: Program, layer: Layer
-) -> jax.Array:
-    return total + _sum_of_products(*_factors(batch, local, program, layer))
+def _add_layer(total: jax.Array, batch: Batch, local: LocalCurvature, layer: Layer) -> jax.Array:
+    return total + _sum_of_products(*_factors(batch, local, layer))
 
 
-def _factors(
-    batch: Batch, local: LocalCurvature, program: Program, layer: Layer
-) -> tuple[jax.Array, jax.Array]:
+def _factors(batch: Batch, local: LocalCurvature, layer: Layer) -> tuple[jax.Array, jax.Array]:
     """a (n, I) and g (n, K, O)."""
-    tapped = tap_batch(program, local, batch)
+    tapped = tap_batch(local, batch)
     a = layer.operand(tapped.operand(layer.tap))[:, 0, 0]
     return a, tapped.gradient(layer.tap)[:, :, 0, 0]
 
@@ -110,7 +106,7 @@ def layer_eigenpairs(operator: CurvatureOperator, layer: Layer) -> LowRank:
     count, columns, dtype = operator.num_examples, operator.rows_per_example, operator.space.dtype
     zeros = Zeros.of([(count, inputs), (count, columns, outputs)], dtype)
     chunking, local = _chunking(operator, layer), operator.local
-    a, g = fold(_write_factors, zeros, operator.data, chunking, local, operator.program, layer)
+    a, g = fold(_write_factors, zeros, operator.data, chunking, local, layer)
     directions, values, turn = _reduced_eigenpairs(a, g)
     side = rank = values.size
     if is_concrete(values):
@@ -120,9 +116,9 @@ def layer_eigenpairs(operator: CurvatureOperator, layer: Layer) -> LowRank:
 
 
 def _write_factors(
-    buffers: list[jax.Array], batch: Batch, local: LocalCurvature, program: Program, layer: Layer
+    buffers: list[jax.Array], batch: Batch, local: LocalCurvature, layer: Layer
 ) -> list[jax.Array]:
-    pairs = zip(buffers, _factors(batch, local, program, layer), strict=True)
+    pairs = zip(buffers, _factors(batch, local, layer), strict=True)
     start = batch.index[0]
     return [jax.lax.dynamic_update_slice_in_dim(buffer, x, start, 0) for buffer, x in pairs]
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._data import Batch, Loader
 from .._fold import Chunking, fold
 from .._linalg import eigh
+from .._memo import compiled
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product
@@ -69,9 +70,11 @@ class Lobpcg(Estimator):
             return jnp.zeros(rank, start.dtype), jnp.linalg.qr(start)[0], jnp.zeros((), int)
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
         chunking = operator.chunking(operator.product_bytes(3 * rank))
-        args = (operator.local, operator.data, jnp.asarray(operator.scale, start.dtype), start)
+        args = (operator.data, jnp.asarray(operator.scale, start.dtype), start)
         tol = 10 * float(jnp.finfo(start.dtype).eps) if self.tol is None else self.tol
-        values, vectors, iterations = _lobpcg(chunking, self.max_iterations, tol, *args)
+        values, vectors, iterations = _lobpcg(
+            operator.local, chunking, self.max_iterations, tol, *args
+        )
         gram = vectors.T @ vectors - jnp.eye(rank, dtype=vectors.dtype)
         limit = float(jnp.finfo(start.dtype).eps) ** 0.5
         sound = jnp.isfinite(values).all() & (jnp.abs(gram).max() <= limit)
@@ -93,12 +96,12 @@ def _leading(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(compiled, static_argnums=(1, 2, 3))
 def _lobpcg(
+    local: LocalCurvature,
     chunking: Chunking,
     max_iterations: int,
     tol: float,
-    local: LocalCurvature,
     data: Batch,
     scale: jax.Array,
     start: jax.Array,

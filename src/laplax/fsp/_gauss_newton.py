@@ -45,7 +45,7 @@ def gauss_newton_steps(
     step = _make_step(unravel)
     damping = jnp.zeros((), flat.dtype)
     while True:
-        flat, damping, parts, lowered = step(objective, flat, damping, batch, points)
+        flat, damping, parts, lowered = step(objective.weakly(), flat, damping, batch, points)
         if not bool(lowered):
             return
         yield unravel(flat), parts

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .. import _optim
 from .._data import Batch, Loader, as_batch, progress_bar, whole_batch
+from .._memo import WeakInside
 from .._model import Model
 from .._problem import Problem, make_problem
 from .._tree import PyTree, is_concrete, pytree, static
@@ -23,7 +24,7 @@ Context = Callable[[jax.Array], PyTree]  # key -> points
 
 
 @pytree
-class FSPObjective:
+class FSPObjective(WeakInside):
     """-(n/b) sum_batch log p(y | f) + 1/2 |f - m|^2 in the RKHS norm at the context points.
 
     Call it as `objective(params, batch, context)`; it is a pure function, ready for `jax.grad`.
@@ -218,7 +219,7 @@ def _first_order(
     batch_key, context_key = jax.random.split(key)
     for i, batch in enumerate(_batches(problem.data, batch_size, batch_key)):
         points = batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
-        params, state, parts = step(objective, params, state, batch, points)
+        params, state, parts = step(objective.weakly(), params, state, batch, points)
         yield Step(params, parts, points)
 
 

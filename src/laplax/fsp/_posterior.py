@@ -14,6 +14,7 @@ from .._data import Batch
 from .._fold import fold
 from .._linalg import eigh
 from .._machine import MEMORY_BUDGET
+from .._memo import compiled
 from .._model import Model
 from .._problem import make_problem
 from .._space import ParamSpace
@@ -190,12 +191,12 @@ class _View:
         return fold(_add_pull, total, batch, chunking, self.local, L, direction)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(compiled, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
     return model.batch(points, params)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(compiled, static_argnums=(0, 1, 2))
 def _push(
     model: Model, space: ParamSpace, size: int, params: PyTree, points: PyTree, V: jax.Array
 ) -> jax.Array:

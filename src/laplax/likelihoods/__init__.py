@@ -1,5 +1,6 @@
 """Likelihoods: the loss as a probability model, and the only code that knows it."""
 
+import copy
 import functools
 from collections.abc import Callable
 
@@ -35,7 +36,7 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
     Gaussian()
     """
     if isinstance(loss_fn, Likelihood):
-        return loss_fn
+        return copy.copy(loss_fn)  # attributes that are set later belong to later fits
     if isinstance(loss_fn, str):
         if loss_fn not in LIKELIHOODS:
             raise ValueError(f"unknown loss_fn {loss_fn!r}{near_miss(loss_fn, LIKELIHOODS)}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._memo import WeakInside
 from .._tree import ByValue, pytree
 
 QUADRATURE_NODES = 32  # of Gauss and Hermite: exact for polynomials of degree 63
@@ -24,7 +25,7 @@ class DataFit:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Likelihood(ByValue, abc.ABC):
+class Likelihood(ByValue, WeakInside, abc.ABC):
     """A negative log-likelihood l(f, y) of one example at unit noise, and its curvature in f.
 
     The output `f` of one example has shape `(*batch, *event)`: an *event* is one observation

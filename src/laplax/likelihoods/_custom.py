@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from .._enums import check_names
 from .._linalg import eigh
+from .._memo import Weak, home
 from ._base import Likelihood
 
 POLICIES = ("error", "clip")
@@ -31,6 +32,10 @@ class Custom(Likelihood):
 
     def __post_init__(self) -> None:
         check_names([self.indefinite], POLICIES, "policy for an indefinite loss Hessian")
+
+    def weakly(self) -> "Custom":
+        """The function held weakly."""
+        return self if isinstance(self.fn, Weak) else Custom(home(self.fn).weak, self.indefinite)
 
     def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
         """The user's function."""

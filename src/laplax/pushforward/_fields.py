@@ -11,6 +11,7 @@ from .. import predictives
 from .._arguments import whole_number
 from .._enums import Predictive, Pushforward, as_member, near_miss
 from .._linalg import diagonal
+from .._memo import WeakInside
 from .._tree import pytree
 from ..likelihoods import (
     Bernoulli,
@@ -40,7 +41,7 @@ class Moments:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class Recipe(WeakInside):
     """How fields are made: frozen configuration, checked before any work."""
 
     likelihood: Likelihood

@@ -12,6 +12,7 @@ from .._arguments import check_key, in_our_words
 from .._data import Form
 from .._enums import Pushforward
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
+from .._memo import WeakInside, compiled
 from .._model import Model, traced
 from .._tree import PyTree, is_concrete, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFn, check_posterior_fn
@@ -28,7 +29,7 @@ from ._prediction import Prediction
 
 
 @pytree
-class ProbPredictive:
+class ProbPredictive(WeakInside):
     """The predictive distribution for fixed hyperparameters. A pytree: it jits and vmaps."""
 
     posterior: Posterior
@@ -97,7 +98,7 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
     return _samples_inside(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), 1, 0)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
+@functools.partial(compiled, static_argnums=(2, 3))
 def _predict(p: ProbPredictive, batch: PyTree, fields: tuple[str, ...], size: int) -> Prediction:
     if p.ensemble is None:
         ensemble = draw_ensemble(p.posterior, p.recipe, p.memory_budget, p.key)
@@ -106,7 +107,7 @@ def _predict(p: ProbPredictive, batch: PyTree, fields: tuple[str, ...], size: in
     return _samples_inside(map_chunks(chunk, batch, size), 1, 0)
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4))
+@functools.partial(compiled, static_argnums=(3, 4))
 def _predict_slice(
     p: ProbPredictive, batch: PyTree, start: int | jax.Array, fields: tuple[str, ...], size: int
 ) -> Prediction:
@@ -127,7 +128,7 @@ def _samples_inside(prediction: Prediction, source: int, target: int) -> Predict
     return Prediction(fields)
 
 
-@jax.jit
+@compiled
 def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Array:
     posterior = predictive.posterior
     J1 = jacobian(predictive.model, posterior.mean, posterior.space, first)
@@ -140,7 +141,7 @@ def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Ar
 
 
 @pytree
-class SetProbPredictive:
+class SetProbPredictive(WeakInside):
     """`set_prob_predictive(prior_arguments) -> prob_predictive`.
 
     `trace` is the record of the search that made it, if there was one.

@@ -1,7 +1,6 @@
 """A batch run through the taps, and the exact diagonal of R^T R from them: no rows of length P."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 
 from .._data import Batch
 from .._machine import on_cpu
+from .._memo import kept
 from .._model import Model
 from .._space import ParamSpace
 from .._tree import PyTree
@@ -65,9 +65,9 @@ class Tapped:
         return sum(parts[1:], parts[0])
 
 
-def tap_batch(program: Program, local: LocalCurvature, batch: Batch) -> Tapped:
+def tap_batch(local: LocalCurvature, batch: Batch) -> Tapped:
     """Run a batch through the taps, its gradients seeded with the columns of the factor."""
-    curvature = local.curvature
+    program, curvature = local.program(batch), local.curvature
     assert isinstance(curvature, OuterProductCurvature)
 
     def columns_of(
@@ -102,9 +102,9 @@ def run_taps(
     return Tapped(program, acts, gs, rows, space.dtype)
 
 
-def diagonal_of_batch(program: Program, local: LocalCurvature, batch: Batch) -> list[jax.Array]:
+def diagonal_of_batch(local: LocalCurvature, batch: Batch) -> list[jax.Array]:
     """Column sums of the squared rows: the flat part of every leaf that varies."""
-    tapped = tap_batch(program, local, batch)
+    tapped = tap_batch(local, batch)
     leaves = jax.tree.leaves(local.params)
     space = local.space
     return [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
@@ -167,7 +167,7 @@ def _uncovered_rows(
     return dict(zip(missing, rows, strict=True))
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     """Temporaries of one example: output gradients of every tap, gradients of shared weights."""
     outs = 0
@@ -187,7 +187,7 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
     return columns * space.dtype.itemsize * (3 * outs + 2 * widest)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def coverage_of(program: Program, space: ParamSpace) -> Coverage:
     """How the diagonal of every leaf is computed."""
     rows, reasons, some = [], dict(program.uncovered), space.parts()

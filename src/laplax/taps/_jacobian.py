@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from .._memo import kept
 from .._model import Model, traced
 from .._space import ParamSpace
 from .._tree import PyTree, one_of
@@ -105,7 +106,7 @@ def jacobian_bytes(
     return product + activations + bytes_per_example(program, space.whole, outputs)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _widest_layer(program: Program) -> int:
     """The most outputs of a weight that an example uses once."""
     pairs = zip(program.uses, program.out_structs, strict=True)

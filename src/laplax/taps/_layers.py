@@ -1,7 +1,6 @@
 """Which leaves make a layer: a weight with one product, and the bias that is added to it."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._memo import kept
 from ._program import Program
 from ._uses import LinearUse, MatmulUse, transpose_map
 
@@ -37,7 +37,7 @@ class Layer:
         return jnp.concatenate([a, ones], axis=-1) if self.has_bias else a
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
     """Every weight all of which is used, in exactly one product; with its bias if it is to join.
 
@@ -126,7 +126,7 @@ def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
     return v[order]
 
 
-@functools.lru_cache(maxsize=256)
+@kept
 def layer_of(program: Program, leaves: tuple[int, ...]) -> Layer | None:
     """The layer that owns exactly these leaves: a weight, a weight and its bias, or a bias."""
     for joint_bias in (False, True):

@@ -1,0 +1,149 @@
+"""What is remembered, and for how long: as long as what it was read off, as under `jax.jit`.
+
+Of a function: traces and compiled programs, in its `home`. Nothing there holds the function, and
+JAX's caches hold it weakly (`Weak`), so that it goes, with all that it closes over, when its owner
+lets go of it; then its home goes, and with that JAX's own entries for the programs.
+"""
+
+import dataclasses
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Self, TypeVar, cast
+
+import jax
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+class Weak:
+    """A function that is held weakly, and is called in its place.
+
+    Equal to another if the functions are, by their own `==`, as `jax.jit` compares them; functions
+    without a hash are told apart by identity. A bound method, which Python makes anew whenever it
+    is named, lives as long as its object. What Python cannot refer to weakly is held.
+    """
+
+    def __init__(self, fn: Any, gone: Callable[["Weak"], None] | None = None) -> None:
+        callback = None if gone is None else lambda _: gone(self)
+        try:
+            refer = weakref.WeakMethod if isinstance(fn, types.MethodType) else weakref.ref
+            self._get: Callable[[], Any] = refer(fn, callback)
+        except TypeError:
+            self._get = lambda: fn
+        self.by_identity = not has_hash(fn)
+        self._hash = id(fn) if self.by_identity else hash(fn)
+
+    @property
+    def fn(self) -> Any:
+        """The function."""
+        fn = self._get()
+        if fn is None:
+            raise ReferenceError("the model or loss function is gone: nothing holds it any more")
+        return fn
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self.fn(*args, **keywords)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Weak):
+            return self is other
+        mine, other_fn = self._get(), other._get()
+        if mine is None or other_fn is None:
+            return False
+        return mine is other_fn if self.by_identity else bool(mine == other_fn)
+
+
+class Home:
+    """What is remembered of one function, and the one weak reference that stands for it."""
+
+    def __init__(self, weak: Weak) -> None:
+        self.weak = weak
+        self.memo: dict[Any, Any] = {}
+
+
+_HOMES: dict[Weak, Home] = {}
+
+
+def home(fn: Any) -> Home:
+    """The home of a function, or of a `Weak` one."""
+    found = _HOMES.get(fn if isinstance(fn, Weak) else Weak(fn))
+    if found is None:
+        weak = Weak(fn.fn if isinstance(fn, Weak) else fn, _leave)
+        found = _HOMES.setdefault(weak, Home(weak))
+    return found
+
+
+def _leave(weak: Weak, homes: dict[Weak, Home] = _HOMES) -> None:
+    homes.pop(weak, None)  # an argument: when Python ends, the module's names go first
+
+
+class WeakInside:
+    """A dataclass with a user's function somewhere inside, which compiled code must not keep."""
+
+    def weakly(self) -> Self:
+        """The same with the functions held weakly."""
+        parts = {name: x for name, x in vars(self).items() if isinstance(x, WeakInside)}
+        weak = {name: x.weakly() for name, x in parts.items()}
+        if all(weak[name] is x for name, x in parts.items()):
+            return self
+        return dataclasses.replace(self, **weak)  # type: ignore[type-var]
+
+
+def compiled(step: Callable[..., T], static_argnums: tuple[int, ...] = ()) -> Callable[..., T]:
+    """`jax.jit` of `step(owner, ...)`, whose programs live as long as the owner's model function.
+
+    `owner` is a `Model` (static), or has one as `model` and comes `weakly`. What has none shares
+    one `jax.jit`.
+    """
+    shared = jax.jit(step, static_argnums=static_argnums)
+
+    @functools.wraps(step)
+    def call(owner: Any, *args: Any) -> T:
+        model = getattr(owner, "model", None)
+        if model is None:
+            return cast(T, shared(owner, *args))
+        memo = model.memo
+        if step not in memo:
+            memo[step] = jax.jit(_another(step), static_argnums=static_argnums)
+        return cast(T, memo[step](owner.weakly(), *args))
+
+    return call
+
+
+def _another(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as an object of its own: JAX keeps programs by the function."""
+
+    @functools.wraps(step)
+    def another(*args: Any) -> Any:
+        return step(*args)
+
+    return another
+
+
+def kept(fn: F) -> F:
+    """Remember the answers of `fn(owner, ...)` on the owner, an object that does not change."""
+
+    @functools.wraps(fn)
+    def call(owner: Any, *args: Any) -> Any:
+        memo = vars(owner).setdefault("_answers", {})
+        key = (fn, *args)
+        if key not in memo:
+            memo[key] = fn(owner, *args)
+        return memo[key]
+
+    return call  # type: ignore[return-value]
+
+
+def has_hash(value: Any) -> bool:
+    """Whether a value can be looked up."""
+    try:
+        hash(value)
+    except TypeError:  # arrays inside
+        return False
+    return True
