@@ -139,6 +139,7 @@ def test_evidence_by_gradient_descent_finds_the_closed_form_optimum(name, prior)
     np.testing.assert_allclose(best, case.log_evidence(*optimum), rtol=1e-7)
 
 
+@pytest.mark.filterwarnings("ignore::laplax.InputWarning")  # on other data than the fit's
 @pytest.mark.parametrize(
     ("name", "loss_fn"),
     [("full", "mse"), ("diagonal", "mse"), ("lanczos", "mse"), ("full", "cross_entropy")],
