@@ -169,9 +169,18 @@ def test_the_evidence_is_the_default_objective_on_a_grid_of_fifty_points():
         prior_arguments={"sigma_squared": 0.1},
     )
     trace = set_prob_predictive.trace
-    np.testing.assert_allclose(trace.points["prior_prec"], np.logspace(-4, 4, 50), rtol=1e-12)
+    natural = cases.SIZE / np.sum(np.square(jax.flatten_util.ravel_pytree(case.params)[0]))
+    grid = natural * np.logspace(-5, 4, 50)
+    np.testing.assert_allclose(trace.points["prior_prec"], grid, rtol=1e-12)
+    np.testing.assert_array_equal(trace.points["sigma_squared"], 0.1)
     assert chosen["prior_prec"] == trace.points["prior_prec"][jnp.argmin(trace.values)]
     assert chosen["sigma_squared"] == 0.1
+
+
+def test_without_noise_the_grid_runs_from_1e_4_to_1e4():
+    _, made = search("cross_entropy", calibration_method="grid_search")
+    assert list(made.trace.points) == ["prior_prec"]
+    np.testing.assert_allclose(made.trace.points["prior_prec"], np.logspace(-4, 4, 50), rtol=1e-12)
 
 
 # -- a grid against a loop ------------------------------------------------------------------------
@@ -678,8 +687,8 @@ class First(Method):
 
 
 def test_a_method_may_be_an_object_of_ones_own():
-    chosen, made = search(calibration_method=First())
-    assert chosen == {"prior_prec": 1.0, "sigma_squared": 0.2}
+    chosen, made = search(calibration_method=First(), prior_arguments=STARTS["scalar"][1])
+    assert chosen == {"prior_prec": 1.0, "sigma_squared": 1.0}
     assert made.trace.values.shape == (1,)
 
 
@@ -687,7 +696,8 @@ def test_a_registered_method_has_a_name(monkeypatch):
     module = importlib.import_module("laplax.calibration")
     monkeypatch.setattr(module, "METHODS", dict(module.METHODS))
     laplax.register_calibration_method("first", First)
-    assert search(calibration_method="first")[0] == {"prior_prec": 1.0, "sigma_squared": 0.2}
+    chosen, _ = search("cross_entropy", calibration_method="first")
+    assert chosen == {"prior_prec": 1.0, "temperature": 0.8}
     with pytest.raises(ValueError, match="'first' exists already"):
         laplax.register_calibration_method("first", First)
     with pytest.raises(ValueError, match="'grid_search' exists already"):
@@ -769,7 +779,11 @@ def test_a_flat_objective_warns():
 def test_a_search_without_an_optimum_warns(steps):
     """The log variance has a slope everywhere: the answer is where the steps end."""
     moving = f"'prior_prec' went .* and 'sigma_squared' went .* of its {steps} steps"
-    with pytest.warns(CalibrationWarning, match=moving) as caught:
+    contradiction = r"sigma_squared=.* contradicts the residuals"
+    with (
+        pytest.warns(CalibrationWarning, match=contradiction),
+        pytest.warns(CalibrationWarning, match=moving) as caught,
+    ):
         calibrate(lambda pred_var: jnp.log(pred_var), GradientDescent(num_steps=steps))
     assert caught[0].filename == __file__
 
@@ -805,7 +819,7 @@ def test_points_that_are_not_finite_are_passed_over():
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("method", [GridSearch(grid=GRID), GradientDescent(num_steps=5)])
 def test_an_objective_that_is_finite_nowhere_is_refused(bad, method):
-    with pytest.raises(ValueError, match=r"not finite at any of 5 points.*'prior_prec': (0.01|1)"):
+    with pytest.raises(ValueError, match=r"not finite at any of 5 points.*'prior_prec': (0.01|9)"):
         calibrate(lambda pred_mean: bad * jnp.exp(pred_mean), method)
 
 

@@ -17,6 +17,7 @@ from ._tree import PyTree, pytree, static
 from .curvature._operator import subset_scale
 from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFn, check_posterior_fn
+from .priors import PriorArguments
 
 
 @in_our_words
@@ -128,8 +129,7 @@ def log_marginal_likelihood(
         fit = data_fit_of(posterior_fn, model_fn, params, data)
     arguments = posterior_fn.parse(prior_arguments)
     posterior = posterior_fn.at(arguments)
-    offset = posterior_fn.space.flatten(posterior_fn.mean)
-    offset = offset if arguments.mean is None else offset - arguments.mean
+    offset = prior_offset(posterior_fn, arguments)
     log_likelihood = likelihood.log_likelihood(fit, arguments.sigma_squared.astype(fit.loss.dtype))
     log_likelihood = log_likelihood.astype(offset.dtype) / arguments.temperature
     precision = posterior.precision
@@ -142,6 +142,12 @@ def _check_order(prior_arguments: Any) -> None:
             "prior_arguments is a function; the order is log_marginal_likelihood(posterior_fn, "
             "prior_arguments, model_fn, params, data)"
         )
+
+
+def prior_offset(posterior_fn: PosteriorFn, arguments: PriorArguments) -> jax.Array:
+    """How far the weights lie from the prior's mean, shape (P,)."""
+    offset = posterior_fn.space.flatten(posterior_fn.mean)
+    return offset if arguments.mean is None else offset - arguments.mean
 
 
 def effective_parameters(

@@ -157,15 +157,32 @@ class PosteriorFn(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""
-        posterior = self.at(self.parse(prior_arguments))
+        arguments = self.parse(prior_arguments)
+        posterior = self.at(arguments)
         logdet = posterior.precision.logdet_ratio()
         if is_concrete(logdet) and not np.isfinite(np.asarray(logdet)):
-            raise ValueError(
-                f"the posterior precision is not positive definite in {self.space.dtype.name}: the "
-                "curvature outweighs the prior by more than the precision of the numbers. Raise "
-                "prior_prec, or use float64 (jax.config.update('jax_enable_x64', True))."
-            )
+            raise ValueError(self._not_positive_definite(arguments))
         return posterior
+
+    def _not_positive_definite(self, arguments: PriorArguments) -> str:
+        """What outweighs what, and the cures: the noise, the prior, the precision of numbers."""
+        curvature = float(arguments.likelihood_scale * jnp.max(self.structure.diagonal()))
+        prior = float(jnp.min(arguments.precision))
+        noise = float(arguments.sigma_squared)
+        scale, cure = "temperature", ""
+        if self.likelihood.has_noise:
+            scale = "(sigma_squared * temperature)"
+            cure = (
+                f"sigma_squared is {noise:.3g}: is it a variance in the units of the target "
+                "squared? calibration(...) chooses it from the residuals. Otherwise raise "
+                "prior_prec"
+            )
+        return (
+            f"the posterior precision G / {scale} + prior_prec is not positive definite in "
+            f"{self.space.dtype.name}: the curvature's part reaches {curvature:.3g}, the prior's "
+            f"is {prior:.3g}, and their sum loses the latter. {cure or 'Raise prior_prec'}, or use "
+            "float64 (jax.config.update('jax_enable_x64', True))"
+        )
 
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
         """Check hyperparameters and bring them into the flat space."""

@@ -122,7 +122,7 @@ def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, floa
         calibration_objective=setting.objective,
         progress=setting.progress,
     )
-    found, set_prob_predictive = search(calibration_method=method, prior_arguments=setting.start)
+    found, set_prob_predictive = search(calibration_method=method)
     chosen = {key: float(x) for key, x in found.items()}
     trace: Any = set_prob_predictive.trace
     if set(trace.points) == {"prior_prec"}:
@@ -166,7 +166,9 @@ def predict_map(setting: Setting) -> dict[str, np.ndarray]:
     problem = setting.problem
     recipe = _recipe(setting, "map" if setting.classification else None)
     f = _outputs(problem.model, problem.params, setting.everything())
-    noise = jnp.asarray(setting.start.get("sigma_squared", 1.0), f.dtype)
+    # Of a perfect fit: what the outputs cannot resolve, for a variance of zero has no likelihood.
+    resolved = float(jnp.finfo(f.dtype).eps) * float(jnp.max(jnp.abs(f)))
+    noise = jnp.asarray(setting.residual or resolved**2 or 1.0, f.dtype)
     moments = Moments(f, f, jnp.zeros_like(f), None, None)
     made = make_fields(recipe, moments, noise, jax.random.key(0), _fields(setting))
     return {name: np.asarray(x) for name, x in made.items()}

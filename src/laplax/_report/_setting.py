@@ -59,12 +59,11 @@ class Setting:
         return isinstance(self.objective, str) and self.objective == EVIDENCE
 
     @property
-    def start(self) -> dict[str, float]:
-        """Where a search starts: the noise at the mean squared residual of the MAP."""
+    def residual(self) -> float:
+        """The mean squared residual of the MAP on the training data: its noise, if it has one."""
         if not self.problem.likelihood.has_noise:
-            return {"prior_prec": 1.0}
-        residual = 2 * float(self.fit.loss) / float(self.fit.count)
-        return {"prior_prec": 1.0, "sigma_squared": max(residual, 1e-10)}
+            return 1.0
+        return 2 * float(self.fit.loss) / float(self.fit.count)
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -16,11 +16,12 @@ from ..evidence import data_fit_of
 from ..likelihoods import Likelihood
 from ..posterior import CurvEstimate, PosteriorFn, check_posterior_fn
 from ..pushforward import SetProbPredictive, predictive
-from ._methods import CalibrationWarning as CalibrationWarning
 from ._methods import GradientDescent as GradientDescent
 from ._methods import GridSearch as GridSearch
 from ._methods import Method as Method
 from ._methods import Trace as Trace
+from ._noise import CalibrationWarning as CalibrationWarning
+from ._noise import natural_scale, noisy_objective, warn_if_contradicted
 from ._objectives import EvidenceObjective, predictive_objective
 
 METHODS: dict[str, type[Method]] = {
@@ -110,9 +111,15 @@ def calibration(
         calibration_objective = as_member(
             CalibrationObjective, calibration_objective, "calibration_objective"
         )
-    initial = _initial(prior_arguments, posterior_fn)
+    given = dict(prior_arguments or {})
+    posterior_fn.parse({"prior_prec": 1.0, **given})  # bad input is refused before work starts
     if calibration_objective is EVIDENCE and isinstance(method, GradientDescent):
-        _refuse_temperature(initial)
+        _refuse_temperature(given)
+    noisy = posterior_fn.likelihood.has_noise
+    profiled = noisy and isinstance(method, GridSearch) and "sigma_squared" not in given
+    if profiled and calibration_objective is CalibrationObjective.CHI_SQUARED:
+        # The noise brings it to one at every prior precision; among those the NLL tells.
+        calibration_objective = CalibrationObjective.NLL
     made = predictive(
         posterior_fn,
         model_fn,
@@ -136,10 +143,18 @@ def calibration(
         )
         held_out = whole_batch(problem.data)
         objective = predictive_objective(calibration_objective, made, held_out)
-    chosen, trace = method.search(objective, initial, progress)
     # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
     # factorisation in single precision could fail although the eigenvalues served.
     searched = getattr(objective, "predictive", made)
+    start = {"prior_prec": 1.0}
+    if noisy:
+        start = natural_scale(objective, searched.posterior_fn, given)
+        objective = noisy_objective(
+            objective, start, "sigma_squared" not in given, posterior_fn.space.dtype
+        )
+    chosen, trace = method.search(objective, {**start, **given}, progress)
+    if noisy and not profiled:
+        warn_if_contradicted(objective, chosen)
     return chosen, dataclasses.replace(searched, trace=trace)
 
 
@@ -161,13 +176,3 @@ def _refuse_temperature(initial: Mapping[str, Any]) -> None:
             "its evidence grows without end. Leave 'temperature' out of prior_arguments, choose it "
             "by calibration_objective='nll' on held-out data, or keep it fixed in a grid search"
         )
-
-
-def _initial(given: Mapping[str, Any] | None, posterior_fn: PosteriorFn) -> dict[str, Any]:
-    """The starting point: what was given, ones for the rest."""
-    ones = {"prior_prec": 1.0}
-    if posterior_fn.likelihood.has_noise:
-        ones["sigma_squared"] = 1.0
-    initial = {**ones, **(given or {})}
-    posterior_fn.parse(initial)
-    return initial

@@ -17,15 +17,12 @@ from .._data import progress_bar
 from .._machine import MEMORY_BUDGET
 from .._memo import compiled
 from .._tree import PyTree, pytree
+from ._noise import CalibrationWarning, NoisyObjective
 
 if TYPE_CHECKING:
     from optax import GradientTransformation
 
 Objective = Callable[[Mapping[str, Any]], jax.Array]
-
-
-class CalibrationWarning(UserWarning):
-    """A search ended where its answer should not be trusted without a look."""
 
 
 @pytree
@@ -51,20 +48,26 @@ class Method(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GridSearch(Method):
-    """`"grid_search"`: scalar prior precisions on a logarithmic grid; the rest stays fixed.
+    """`"grid_search"`: scalar prior precisions on a logarithmic grid.
 
-    The whole grid is one vectorised evaluation, in pieces that fit the memory budget. `grid`
-    replaces the logarithmic one.
+    Every point takes the noise variance that is best for it, unless `prior_arguments` gives one;
+    the rest stays fixed. The whole grid is one vectorised evaluation, in pieces that fit the
+    memory budget.
+
+    Without limits the grid runs from 1e-4 to 1e4; for a likelihood with noise, over nine decades
+    around the natural scale of prior and noise, so that it is the same in all units. Limits, and
+    `grid`, which replaces the logarithmic one, are prior precisions.
     """
 
-    log_prior_prec_min: float = -4.0
-    log_prior_prec_max: float = 4.0
+    log_prior_prec_min: float | None = None
+    log_prior_prec_max: float | None = None
     grid_size: int = 50
     grid: Any = None
 
     def __post_init__(self) -> None:
         whole_number(self.grid_size, "grid_size")
-        if self.log_prior_prec_min > self.log_prior_prec_max:
+        low, high = self._limits()
+        if low > high:
             raise ValueError("log_prior_prec_min must not exceed log_prior_prec_max")
         if self.grid is None:
             return
@@ -73,6 +76,15 @@ class GridSearch(Method):
             raise ValueError("grid must be a list of prior precisions")
         if not np.all((grid > 0) & np.isfinite(grid)):
             raise ValueError("grid must hold positive, finite prior precisions")
+
+    def _limits(self) -> tuple[float, float]:
+        low, high = self.log_prior_prec_min, self.log_prior_prec_max
+        return -4.0 if low is None else low, 4.0 if high is None else high
+
+    @property
+    def _is_default(self) -> bool:
+        given = (self.log_prior_prec_min, self.log_prior_prec_max, self.grid)
+        return all(limit is None for limit in given)
 
     def search(
         self, objective: Any, initial: dict[str, Any], progress: bool | None
@@ -84,21 +96,26 @@ class GridSearch(Method):
                 "has several; write calibration_method='gradient_descent', which starts from them "
                 "and moves each, or leave 'prior_prec' out"
             )
+        rest = {name: value for name, value in initial.items() if name != "prior_prec"}
         # On the host, where a look at a few numbers compiles nothing.
         grid = self.grid
         if grid is None:
-            grid = np.logspace(self.log_prior_prec_min, self.log_prior_prec_max, self.grid_size)
+            grid = np.logspace(*self._limits(), self.grid_size)
+        if self._is_default and isinstance(objective, NoisyObjective):
+            objective = dataclasses.replace(objective, by_ratio=True)
+            grid = objective.ratios(self.grid_size, rest)
         grid = np.asarray(jnp.asarray(grid))
-        rest = {name: value for name, value in initial.items() if name != "prior_prec"}
         fixed = jax.tree.map(jnp.asarray, rest)
         size = max(1, MEMORY_BUDGET // objective.bytes_per_point())
         pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
-        values = np.concatenate([_evaluate(objective, piece, fixed) for piece in bar])
-        best = _best(values, {"prior_prec": grid})
-        _warn_about_grid(grid, values, best)
-        found = {**initial, "prior_prec": jnp.asarray(grid[best])}
-        return found, Trace({"prior_prec": jnp.asarray(grid)}, jnp.asarray(values))
+        evaluated = [_evaluate(objective, piece, fixed) for piece in bar]
+        points, values = jax.tree.map(lambda *x: np.concatenate(x), *evaluated)
+        best = _best(values, points)
+        _warn_about_grid(grid, points["prior_prec"], values, best)
+        found = {name: jnp.asarray(x[best]) for name, x in points.items()}
+        trace = Trace(jax.tree.map(jnp.asarray, points), jnp.asarray(values))
+        return {**initial, **found}, trace
 
 
 def _is_scalar(value: Any) -> bool:
@@ -109,10 +126,17 @@ POINTS_AT_ONCE = 10
 
 
 @compiled
-def _evaluate(objective: Any, grid: jax.Array, fixed: dict[str, Any]) -> jax.Array:
-    def at(t: jax.Array) -> jax.Array:
-        value: jax.Array = objective({**fixed, "prior_prec": t})
-        return value
+def _evaluate(
+    objective: Any, grid: jax.Array, fixed: dict[str, Any]
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Prior precision, and noise if there is any, of every point; the values there."""
+
+    def at(point: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        if not isinstance(objective, NoisyObjective):
+            return {"prior_prec": point}, objective({**fixed, "prior_prec": point})
+        arguments = objective.at(point, fixed)
+        shown = {name: arguments[name] for name in ("prior_prec", "sigma_squared")}
+        return shown, objective(arguments)
 
     # Some points at once: more would leave a CPU's cache, fewer would not fill its cores.
     return jax.lax.map(at, grid, batch_size=min(POINTS_AT_ONCE, grid.shape[0]))
@@ -129,14 +153,16 @@ def _best(values: np.ndarray, points: dict[str, Any]) -> int:
     return int(np.argmin(np.where(finite, values, np.inf)))
 
 
-def _warn_about_grid(grid: np.ndarray, values: np.ndarray, best: int) -> None:
+def _warn_about_grid(
+    grid: np.ndarray, precisions: np.ndarray, values: np.ndarray, best: int
+) -> None:
     if grid.size < 3:
         return
     at_edge = bool((grid[best] == grid.min()) | (grid[best] == grid.max()))
     if not _warn_if_flat(values, 1e-6) and at_edge:
         warnings.warn(
-            f"the best prior precision, {float(grid[best]):.3g}, lies at the edge of the grid; "
-            "widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
+            f"the best prior precision, {float(precisions[best]):.3g}, lies at the edge of the "
+            "grid; widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
             "log_prior_prec_max=...)",
             CalibrationWarning,
             stacklevel=outside(),
@@ -146,7 +172,7 @@ def _warn_about_grid(grid: np.ndarray, values: np.ndarray, best: int) -> None:
 def _warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
     finite = values[np.isfinite(values)]
     spread = float(finite.max() - finite.min())
-    flat = values.size > 2 and spread <= tolerance * max(1e-12, float(np.abs(finite).max()))
+    flat = values.size > 2 and spread <= tolerance * float(np.abs(finite).max())
     if flat:
         warnings.warn(
             "the calibration objective is flat: it does not tell the points of the search apart "

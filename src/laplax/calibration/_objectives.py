@@ -4,10 +4,11 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch
 from .._enums import CalibrationObjective, Pushforward, as_member
@@ -25,17 +26,22 @@ from ..evaluation import (
     needed_fields,
     observe,
 )
-from ..evidence import log_marginal_likelihood
+from ..evidence import log_marginal_likelihood, prior_offset
 from ..likelihoods import DataFit
-from ..metrics import Metric
+from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFn
+from ..priors import PriorArguments
 from ..pushforward import ProbPredictive, SetProbPredictive
 from ..pushforward._fields import Moments, Recipe, make_fields
 from ..pushforward._moments import chunk_size, jacobian_for
 from ..pushforward._predictive import predict
 from ..structures import Projection, Structure
-from ._table import tabulate
+from ._table import prior_variance, tabulate
 
+# Decades of a grid of ratios. The evidence is best at gamma / |theta|^2, gamma from a few to P,
+# where the natural scale has P. Predictions: above the natural ratio noise is all there is, and
+# below it are the directions that the data determine.
+BY_WEIGHTS, BY_OUTPUTS = (-5.0, 4.0), (-7.0, 2.0)
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -54,6 +60,57 @@ class EvidenceObjective(WeakInside):
     def bytes_per_point(self) -> int:
         """Temporaries of one point of a grid."""
         return 8 * self.posterior_fn.space.size
+
+    # -- the noise ----------------------------------------------------------------------------
+    proportional: ClassVar[bool] = True  # whether one step finds the best noise of a ratio
+    decades: ClassVar[tuple[float, float]] = BY_WEIGHTS
+
+    def prior_variance(self) -> float | None:
+        """The size of the weights, not of the outputs, bounds the best prior precision."""
+        return None
+
+    def squared_residuals(self) -> tuple[float, float]:
+        """Their sum, and how many there are."""
+        return 2 * float(self.fit.loss), float(self.fit.count)
+
+    def asked_noise(self, prior_arguments: Mapping[str, Any], by_ratio: bool) -> jax.Array:
+        """The noise that maximises the evidence if it is this one.
+
+        At a fixed ratio, (sum of squares + ratio |theta - mu0|^2) / N, whatever the noise is; at
+        a fixed prior precision, (sum of squares + gamma sigma_squared temperature) / N.
+        """
+        arguments = self.posterior_fn.parse(prior_arguments)
+        dtype = arguments.sigma_squared.dtype
+        squares, count = 2 * self.fit.loss.astype(dtype), self.fit.count.astype(dtype)
+        c = arguments.likelihood_scale
+        if not by_ratio:
+            return (squares + self._effective_parameters(arguments) / c) / count
+        energy = self.posterior_fn.at(arguments).precision.prior_energy(
+            prior_offset(self.posterior_fn, arguments)
+        )
+        return (squares + energy / c) / count
+
+    def misfit(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """The mean squared residual over what the noise lets expect, gamma of N being fitted.
+
+        Weights that were trained under another prior may have used up less, so that anything
+        from there up to the noise itself is right.
+        """
+        arguments = self.posterior_fn.parse(prior_arguments)
+        noise = arguments.sigma_squared
+        residual = (2 * self.fit.loss / self.fit.count).astype(noise.dtype)
+        fitted = self._effective_parameters(arguments) / self.fit.count.astype(noise.dtype)
+        least = noise * jnp.maximum(1 - fitted * arguments.temperature, 0)
+        return residual / jnp.clip(residual, least, noise)
+
+    def _effective_parameters(self, arguments: PriorArguments) -> jax.Array:
+        """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
+
+        def logdet(log_c: jax.Array) -> jax.Array:
+            structure, prior = self.posterior_fn.structure, arguments.precision
+            return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
+
+        return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
 
 
 @pytree
@@ -81,11 +138,13 @@ class PredictiveObjective(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
         """The value to be minimised."""
-        recipe = self.predictive.recipe
-        observed = observe(recipe, self._predict(prior_arguments), self.target, self.kept)
+        prediction = self._predict(prior_arguments, self.fields)
+        observed = observe(self.predictive.recipe, prediction, self.target, self.kept)
         return self.transform(self.metric.finalise(self.metric.batch(observed)))
 
-    def _predict(self, prior_arguments: Mapping[str, Any]) -> Mapping[str, jax.Array]:
+    def _predict(
+        self, prior_arguments: Mapping[str, Any], fields: tuple[str, ...]
+    ) -> Mapping[str, jax.Array]:
         p = self.predictive
         arguments = p.posterior_fn.parse(prior_arguments)
         if self.projection is None or arguments.precision.ndim:
@@ -99,17 +158,55 @@ class PredictiveObjective(WeakInside):
                 p.posterior_fn.form,
                 p.memory_budget,
             )
-            return predict(made, self.input, self.fields)
+            return predict(made, self.input, fields)
         c, prior = arguments.likelihood_scale, arguments.precision
         f, cov = self.output, None
-        if p.recipe.needs_cov(self.fields):
+        if p.recipe.needs_cov(fields):
             flat = self.projection.covariance(c, prior).astype(f.dtype)
             var = diagonal(flat)
             cov = flat.reshape(*f.shape, *f.shape[1:])
         else:
             var = self.projection.marginal(c, prior).astype(f.dtype)
         moments = Moments(f, f, var.reshape(f.shape), cov, None)
-        return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, self.fields)
+        return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
+
+    # -- the noise ----------------------------------------------------------------------------
+    @property
+    def proportional(self) -> bool:
+        """Whether one step finds the best noise of a ratio: sampled networks are not linear."""
+        return self.predictive.recipe.pushforward is Pushforward.LINEAR
+
+    @property
+    def decades(self) -> tuple[float, float]:
+        """Of a grid around the natural ratio."""
+        return BY_WEIGHTS if self.projection is None else BY_OUTPUTS
+
+    def prior_variance(self) -> float | None:
+        """The mean variance of the outputs under the prior of precision one, if it is known."""
+        return None if self.projection is None else prior_variance(self.projection)
+
+    def squared_residuals(self) -> tuple[float, float]:
+        """Of the MAP: their sum, and how many there are."""
+        residual = np.asarray(self.target, np.float64) - np.asarray(self.output, np.float64)
+        residual = residual if self.kept is None else residual[tuple(map(np.asarray, self.kept))]
+        return float(np.sum(np.square(residual))), float(residual.size)
+
+    def asked_noise(self, prior_arguments: Mapping[str, Any], by_ratio: bool) -> jax.Array:
+        """The noise at which the squared residuals are the total variances, on average.
+
+        That of the best NLL, too, where all variances are proportional to the noise.
+        """
+        del by_ratio  # it is the same on every path
+        noise = jnp.asarray(prior_arguments["sigma_squared"])
+        return noise * self.misfit(prior_arguments).astype(noise.dtype)
+
+    def misfit(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """The mean squared standardised residual."""
+        metric = get_metric("chi_squared", "regression")
+        fields = needed_fields([metric], self.predictive.recipe)
+        prediction = self._predict(prior_arguments, fields)
+        observed = observe(self.predictive.recipe, prediction, self.target, self.kept)
+        return metric.finalise(metric.batch(observed))
 
     def bytes_per_point(self) -> int:
         """Temporaries of one point of a grid: outputs, covariances, sampled logits."""
@@ -191,7 +288,7 @@ def _project(
     """
     posterior_fn = predictive.posterior_fn
     structure, input, count = posterior_fn.structure, data.input, data.num_examples
-    parts, outputs, tables = [], [], False
+    parts, outputs, tables, unit = [], [], False, 1.0
     known = traced(model, posterior_fn.mean, data.example()[0])
     budget = predictive.memory_budget
     size = chunk_size(predictive.recipe, structure, known, posterior_fn.space, fields, budget)
@@ -203,7 +300,9 @@ def _project(
             tables = held * math.ceil(count / size) > STORE_LIMIT
             if tables and predictive.recipe.needs_cov(fields):
                 return None, None
-        parts.append(tabulate(part) if tables else part)
+            if tables and predictive.recipe.likelihood.has_noise:
+                unit = prior_variance(part) or 1.0
+        parts.append(tabulate(part, unit) if tables else part)
         outputs.append(output)
     if len(parts) == 1:
         return parts[0], outputs[0]

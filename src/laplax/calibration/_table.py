@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from .._tree import pytree
 from ..structures import Projection
 
-LOG_MIN, LOG_MAX = math.log(1e-8), math.log(1e8)  # of tau / c
+LOG_MIN, LOG_MAX = math.log(1e-8), math.log(1e8)  # of tau / c, in the table's unit
 NODES = 129  # eight per decade
 STEP = (LOG_MAX - LOG_MIN) / (NODES - 1)
 
@@ -25,12 +25,13 @@ class Table(Projection):
     """
 
     log_var: jax.Array  # (n, C, nodes)
+    log_unit: jax.Array  # of tau / c, which has the units of the output squared
     per_example: ClassVar[tuple[str, ...]] = ("log_var",)
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
         dtype = self.log_var.dtype
-        position = ((jnp.log(prior) - jnp.log(c) - LOG_MIN) / STEP).astype(dtype)
+        position = ((jnp.log(prior) - jnp.log(c) - self.log_unit - LOG_MIN) / STEP).astype(dtype)
         inside = jnp.clip(position, 0, NODES - 1)
         cell = jnp.clip(jnp.floor(inside), 1, NODES - 3)
         four = jax.lax.dynamic_slice_in_dim(self.log_var, cell.astype(int) - 1, 4, axis=-1)
@@ -56,13 +57,28 @@ def _lagrange(t: jax.Array) -> jax.Array:
     )
 
 
+def prior_variance(projection: Projection) -> float:
+    """The mean variance under the prior of precision one, |J|^2: a unit for tau / c."""
+    return float(_prior_variance(projection))
+
+
 @jax.jit
-def tabulate(projection: Projection) -> Table:
+def _prior_variance(projection: Projection) -> jax.Array:
+    if isinstance(projection, Table):
+        return jnp.exp(projection.log_unit)
+    leaves: list[Any] = jax.tree.leaves(projection)
+    one = jnp.ones((), leaves[0].dtype)
+    return jnp.mean(projection.marginal(jnp.zeros_like(one), one))
+
+
+@jax.jit
+def tabulate(projection: Projection, unit: jax.Array | float = 1.0) -> Table:
     """A table of the variances of these examples: for rows of length P it is one GEMM."""
     leaves: list[Any] = jax.tree.leaves(projection)
     dtype = leaves[0].dtype
-    nodes = jnp.exp(jnp.linspace(LOG_MIN, LOG_MAX, NODES, dtype=dtype))
+    unit = jnp.asarray(unit, dtype)
+    nodes = unit * jnp.exp(jnp.linspace(LOG_MIN, LOG_MAX, NODES, dtype=dtype))
     one = jnp.ones((), dtype)
     var = jax.vmap(lambda tau: projection.marginal(one, tau), out_axes=-1)(nodes)
     # A variance of zero (an output that no parameter moves) has no logarithm.
-    return Table(jnp.log(jnp.maximum(var, jnp.finfo(dtype).tiny)))
+    return Table(jnp.log(jnp.maximum(var, jnp.finfo(dtype).tiny)), jnp.log(unit))

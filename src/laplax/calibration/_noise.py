@@ -1,0 +1,188 @@
+"""Noise in natural units: where a search starts, which noise a prior precision asks for.
+
+At a fixed ratio rho = prior_prec x sigma_squared x temperature the posterior covariance is
+sigma_squared times a matrix that does not depend on it: the best noise has a closed form, for the
+evidence and for predictions alike. A grid of ratios searches both hyperparameters at the price of
+one, from "all uncertainty is in the weights" to "all of it is noise".
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import outside
+from .._memo import WeakInside, compiled
+from .._model import Model
+from .._tree import pytree, static
+from ..evidence import prior_offset
+from ..posterior import PosteriorFn
+
+CONTRADICTION = 10.0  # in variances: intervals three times too wide or too narrow
+UPDATES, SETTLED = 12, 1e-4  # of the noise, where it has no closed form; its last gap
+PERFECT = 1e-6  # of the outputs' variance: where the noise of a perfect fit starts
+REACH = 27.6  # in natural logarithms: twelve decades to either side of the start
+
+
+class CalibrationWarning(UserWarning):
+    """A search ended where its answer should not be trusted without a look."""
+
+
+@pytree
+class NoisyObjective(WeakInside):
+    """An objective of a likelihood with noise, and the natural scale of its hyperparameters.
+
+    `free` says that the noise is chosen too, `by_ratio` that the points of a grid are ratios.
+    """
+
+    objective: Any
+    scale: dict[str, jax.Array]  # prior_prec and sigma_squared as weights and residuals show them
+    free: bool = static()
+    by_ratio: bool = static(default=False)
+
+    @property
+    def model(self) -> Model:
+        """The model whose noise it is."""
+        model: Model = self.objective.model
+        return model
+
+    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """The value to be minimised."""
+        value: jax.Array = self.objective(prior_arguments)
+        return value
+
+    def bytes_per_point(self) -> int:
+        """Temporaries of one point of a grid."""
+        size: int = self.objective.bytes_per_point()
+        return size
+
+    def ratios(self, size: int, fixed: Mapping[str, Any]) -> np.ndarray:
+        """A logarithmic grid around the natural ratio, or that of the noise that is kept."""
+        noise = self.scale["sigma_squared"] if self.free else fixed["sigma_squared"]
+        natural = float(self.scale["prior_prec"]) * float(noise)
+        temperature = float(fixed.get("temperature", 1.0))
+        low, high = self.objective.decades
+        return natural * temperature * np.logspace(low, high, size)
+
+    def at(self, point: jax.Array, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters of one point of a grid, the best noise among them."""
+        start = self.scale["sigma_squared"]
+        point = point.astype(start.dtype)
+        temperature = jnp.asarray(fixed.get("temperature", 1.0)).astype(start.dtype)
+
+        def place(noise: jax.Array) -> dict[str, Any]:
+            prior_prec = point / (noise * temperature) if self.by_ratio else point
+            return {**fixed, "prior_prec": prior_prec, "sigma_squared": noise}
+
+        if not self.free:
+            return place(jnp.asarray(fixed["sigma_squared"]).astype(start.dtype))
+
+        def asked(noise: jax.Array) -> jax.Array:
+            found: jax.Array = self.objective.asked_noise(place(noise), self.by_ratio)
+            return found.astype(start.dtype)
+
+        exact = self.by_ratio and self.objective.proportional
+        return place(_settle(asked, start, 1 if exact else UPDATES))
+
+
+def _settle(asked: Callable[[jax.Array], jax.Array], start: jax.Array, updates: int) -> jax.Array:
+    """The noise that asks for itself: secants of log(asked / noise), which falls in log noise.
+
+    The first step takes the slope -1 of variances that are proportional to the noise, for which
+    it arrives.
+    """
+    first, least = jnp.log(start), jnp.finfo(start.dtype).tiny
+
+    def step(carry: Secant) -> Secant:
+        gap = jnp.log(jnp.maximum(asked(jnp.exp(carry.log)), least)) - carry.log
+        moved = carry.log - carry.log_before
+        fallen = (carry.gap - gap) / jnp.where(moved == 0, 1.0, moved)
+        slope = jnp.clip(jnp.where(moved == 0, 1.0, fallen), 0.05, 10.0)
+        new = jnp.clip(carry.log + gap / slope, first - REACH, first + REACH)
+        return Secant(new, carry.log, gap, carry.steps + 1)
+
+    def unsettled(carry: Secant) -> jax.Array:
+        return (carry.steps < updates) & (jnp.abs(carry.gap) > SETTLED)
+
+    carry = step(Secant(first, first, jnp.zeros_like(first), jnp.zeros((), int)))
+    if updates > 1:
+        carry = jax.lax.while_loop(unsettled, step, carry)
+    return jnp.exp(carry.log)
+
+
+class Secant(NamedTuple):
+    """A step on its way: where it leads, whence it came, and the gap there."""
+
+    log: jax.Array
+    log_before: jax.Array
+    gap: jax.Array
+    steps: jax.Array
+
+
+def noisy_objective(
+    objective: Any, scale: Mapping[str, float], free: bool, dtype: Any
+) -> NoisyObjective:
+    """An objective with its natural scale."""
+    arrays = {name: jnp.asarray(value, dtype) for name, value in scale.items()}
+    return NoisyObjective(objective, arrays, free)
+
+
+def natural_scale(
+    objective: Any, posterior_fn: PosteriorFn, given: Mapping[str, Any]
+) -> dict[str, float]:
+    """Prior precision and noise variance as residuals, weights and Jacobians show them.
+
+    The noise is the mean squared residual of the MAP. The prior precision is the one at which the
+    prior's variance of the outputs equals it or, for the evidence, that of weights as large as
+    these. All change with the units of the target as they should.
+    """
+    squares, count = objective.squared_residuals()
+    count = max(count, 1.0)
+    noise = squares / count
+    variance = objective.prior_variance()
+    if variance and noise:
+        return {"prior_prec": variance / noise, "sigma_squared": noise}
+    mean = {name: given[name] for name in ("prior_mean",) if name in given}
+    energy, dimension, trace = (float(x) for x in _measures(posterior_fn, mean))
+    # Of a perfect fit, and of weights at the prior's mean, the curvature tells the scale.
+    noise = noise or PERFECT * trace * energy / (dimension * count) or 1.0
+    precision = dimension / energy if energy else trace / (dimension * noise)
+    return {"prior_prec": precision or 1.0, "sigma_squared": noise}
+
+
+@jax.jit
+def _measures(posterior_fn: PosteriorFn, mean: Mapping[str, Any]) -> tuple[Any, ...]:
+    """|theta - mu0|^2 as the prior measures it, how many directions vary, the trace of G."""
+    arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
+    precision = posterior_fn.at(arguments).precision
+    energy = precision.prior_energy(prior_offset(posterior_fn, arguments))
+    return energy, precision.dimension, jnp.sum(posterior_fn.structure.diagonal())
+
+
+def warn_if_contradicted(objective: NoisyObjective, chosen: Mapping[str, Any]) -> None:
+    """Say so if the residuals are far from what the chosen noise lets expect.
+
+    A noise in other units than the target is the usual reason.
+    """
+    chosen = {"sigma_squared": 1.0, **chosen}
+    misfit = float(_misfit(objective.objective, chosen))
+    if 1 / CONTRADICTION <= misfit <= CONTRADICTION:
+        return
+    squares, count = objective.objective.squared_residuals()
+    warnings.warn(
+        f"sigma_squared={float(chosen['sigma_squared']):.3g} contradicts the residuals: they have "
+        f"a mean square of {squares / count:.3g}, {misfit:.2g} times what the predictions say. "
+        "sigma_squared is a variance, in the units of the target squared; where prior_arguments "
+        "leaves it out, the evidence or calibration_objective='nll' chooses it",
+        CalibrationWarning,
+        stacklevel=outside(),
+    )
+
+
+@compiled
+def _misfit(objective: Any, chosen: Mapping[str, Any]) -> jax.Array:
+    misfit: jax.Array = objective.misfit(chosen)
+    return misfit
