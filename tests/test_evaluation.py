@@ -194,7 +194,7 @@ def test_one_binary_output_without_an_axis_is_judged():
 
 
 # -- masks ----------------------------------------------------------------------------------------
-MASK = jnp.asarray([1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1])
+MASK = jnp.asarray([1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1]) == 1
 
 
 @pytest.mark.parametrize("loss_fn", ["mse", "cross_entropy", "binary_cross_entropy"])
@@ -203,7 +203,7 @@ def test_what_is_masked_is_not_judged(loss_fn):
     expected, _ = evaluate(loss_fn, (X[kept], y[kept]))
     masked, _ = evaluate(loss_fn, (X, y, MASK.astype(float)))
     assert_results(masked, expected)
-    batches = [(X[:5], y[:5], MASK[:5]), (X, y, 0 * MASK), (X[5:], y[5:], MASK[5:])]
+    batches = [(X[:5], y[:5], MASK[:5]), (X, y, MASK & False), (X[5:], y[5:], MASK[5:])]
     assert_results(evaluate(loss_fn, batches)[0], expected)
 
 
@@ -452,7 +452,7 @@ BAD = {
     ),
     "weights in a loader": (
         "mse",
-        {"data": [(X, Y), (X, Y, jnp.full(13, 0.5))]},
+        {"data": [(X, Y, jnp.ones(13)), (X, Y, jnp.full(13, 0.5))]},
         "must be 0 or 1, a mask; found values from 0.5",
     ),
     "all masked": ("mse", {"data": (X, Y, jnp.zeros(13))}, "all zero: there is nothing to judge"),
