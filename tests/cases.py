@@ -25,6 +25,11 @@ from laplax.structures import (
 SIZE = 6
 
 
+def weighted(input, target, weight):
+    """Data with a weight, which needs its name: a third entry could be an index."""
+    return {"input": input, "target": target, "weight": weight}
+
+
 def random(*shape: int, seed: int = 0, dtype: Any = jnp.float64) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
 

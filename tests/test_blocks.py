@@ -158,7 +158,7 @@ def test_lengths_may_differ_from_example_to_example():
     params = {"b": random(2), "w": random(3, 2, seed=1)}
     x, y = random(6, 5, 3, seed=4), random(6, 5, 2, seed=5)
     mask = jnp.arange(5) < jnp.asarray([1, 2, 5, 0, 3, 1])[:, None]
-    actual = dense(shared_linear, params, (x, y, mask), "kfac")
+    actual = dense(shared_linear, params, cases.weighted(x, y, mask), "kfac")
     apart = (x[mask][:, None], y[mask][:, None])
     expected = dense(shared_linear, params, apart, "kfac")
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
@@ -251,7 +251,7 @@ def test_batches_loaders_masks_and_subsets_do_not_change_the_answer(curv_type):
     close(dense(tanh_net, PARAMS, (X, Y), curv_type, num_total_samples=18), 2 * whole)
     padded = (jnp.concatenate([X, X[:3]]), jnp.concatenate([Y, Y[:3]]))
     mask = jnp.asarray([1.0] * 9 + [0.0] * 3)
-    close(dense(tanh_net, PARAMS, (*padded, mask), curv_type), whole)
+    close(dense(tanh_net, PARAMS, cases.weighted(*padded, mask), curv_type), whole)
 
 
 def test_a_prior_per_layer_is_exact_and_a_finer_one_is_refused():

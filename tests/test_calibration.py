@@ -474,7 +474,7 @@ def test_what_is_masked_is_not_judged(loss_fn, options):
     kept = jnp.flatnonzero(mask)
     masked, removed = (
         search(loss_fn, data=data, calibration_objective="nll", **options)[1].trace.values
-        for data in ((x, y, mask), (x[kept], y[kept]))
+        for data in (cases.weighted(x, y, mask), (x[kept], y[kept]))
     )
     np.testing.assert_allclose(masked, removed, rtol=1e-9)
 

@@ -287,12 +287,8 @@ KINDS = {
 
 
 def weighted_batches(weight, size=4):
-    return [(X[i : i + size], Y[i : i + size], weight[i : i + size]) for i in range(0, N, size)]
-
-
-def named(batch):
-    """A weight of whole numbers needs its name: as a third entry it could be an index."""
-    return dict(zip(("input", "target", "weight"), batch, strict=True))
+    slices = [slice(i, i + size) for i in range(0, N, size)]
+    return [cases.weighted(X[part], Y[part], weight[part]) for part in slices]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +298,7 @@ def test_integer_weights_equal_repeated_examples(kind, dtype):
     weight = REPEATS.astype(dtype)
     repeated = (X.repeat(REPEATS, axis=0), Y.repeat(REPEATS, axis=0))
     expected = curvature(repeated, **KINDS[kind]).to_dense()
-    for data in (named((X, Y, weight)), list(map(named, weighted_batches(weight)))):
+    for data in (cases.weighted(X, Y, weight), weighted_batches(weight)):
         got = curvature(data, **KINDS[kind]).to_dense()
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(fit(data), fit(repeated), rtol=1e-9)
@@ -329,7 +325,7 @@ def test_weights_per_token_equal_repeated_tokens(kind):
     flat = weight.reshape(-1)
     repeated = (input.reshape(-1, 3).repeat(flat, axis=0), label.reshape(-1).repeat(flat))
     options = {"loss_fn": "cross_entropy", "model": rows_model}
-    data = (input, label, weight.astype(float))
+    data = cases.weighted(input, label, weight)
     expected = curvature(repeated, "cross_entropy", **KINDS[kind]).to_dense()
     for more in ({}, LANCZOS):
         got = curvature(data, **options, **KINDS[kind], **more).to_dense()
@@ -343,8 +339,8 @@ def test_a_weight_per_example_covers_all_its_tokens():
     per_example = rng.uniform(size=N)
     per_token = np.repeat(per_example[:, None], TOKENS, axis=1)
     np.testing.assert_allclose(
-        curvature((input, label, per_example), **options).to_dense(),
-        curvature((input, label, per_token), **options).to_dense(),
+        curvature(cases.weighted(input, label, per_example), **options).to_dense(),
+        curvature(cases.weighted(input, label, per_token), **options).to_dense(),
         rtol=1e-9,
     )
 

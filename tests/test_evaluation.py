@@ -220,12 +220,21 @@ def test_a_metric_of_samples_sees_no_masked_token():
     labels = jnp.argmax(cases.random(6, 5, 3, seed=59), axis=-1)
     mask = jnp.arange(5) < jnp.asarray([5, 2, 1, 3, 0, 4])[:, None]
     posterior_fn, _ = laplax.laplace(
-        cases.mlp_fn, params, (tokens, labels, mask), loss_fn="cross_entropy", curv_type="kfac"
+        cases.mlp_fn,
+        params,
+        cases.weighted(tokens, labels, mask),
+        loss_fn="cross_entropy",
+        curv_type="kfac",
     )
     options = {"num_samples": 7, "metrics": ["nll", "accuracy", "mutual_information"]}
     options |= {"pushforward_type": "nonlinear"}
     results, prob_predictive = laplax.evaluation(
-        posterior_fn, cases.mlp_fn, params, {"prior_prec": 1.0}, (tokens, labels, mask), **options
+        posterior_fn,
+        cases.mlp_fn,
+        params,
+        {"prior_prec": 1.0},
+        cases.weighted(tokens, labels, mask),
+        **options,
     )
     samples = prob_predictive(tokens, fields=["samples"]).samples[:, mask]
     assert samples.shape == (7, 15, 3)

@@ -10,6 +10,7 @@ import optax
 import pytest
 from jax.test_util import check_grads
 
+from cases import weighted
 from laplax import (
     GridSearch,
     calibration,
@@ -514,12 +515,12 @@ def test_the_objective_does_not_count_what_is_masked():
     )
     params, kept = jnp.asarray([0.3, -0.2, 0.5, 0.1, 0.2]), jnp.asarray([0, 1, 3])
     expected = objective(params, (x[kept], y[kept]), x)
-    np.testing.assert_allclose(objective(params, (x, y, mask), x), expected, rtol=1e-12)
+    np.testing.assert_allclose(objective(params, weighted(x, y, mask), x), expected, rtol=1e-12)
     trained = [
         train(
             objective, params, data, context=x, key=jax.random.key(0), optimizer="gauss_newton"
         ).params
-        for data in ((x, y, mask), (x[kept], y[kept]))
+        for data in (weighted(x, y, mask), (x[kept], y[kept]))
     ]
     np.testing.assert_allclose(*trained, rtol=1e-8)
 

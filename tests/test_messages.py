@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import laplax
+from cases import weighted
 from laplax import (
     FisherMC,
     GradientDescent,
@@ -81,33 +82,31 @@ OPTIONS = {
 def test_weights_that_are_all_zero_are_refused_by_every_structure(curv_type):
     nothing = np.zeros(N)
     with pytest.raises(ValueError, match=r"weights are all zero.*positive weight, or leave .* out"):
-        fit((X, Y, nothing), curv_type=curv_type, **OPTIONS.get(curv_type, {}))
+        fit(weighted(X, Y, nothing), curv_type=curv_type, **OPTIONS.get(curv_type, {}))
 
 
 @pytest.mark.parametrize("curv_type", ["diagonal", "kfac"])
 def test_weights_that_are_all_zero_are_found_in_a_loader_too(curv_type):
     with pytest.raises(ValueError, match="weights are all zero: there is nothing to judge or to"):
-        fit([(*batch, np.zeros(4)) for batch in batches()], curv_type=curv_type)
+        fit([weighted(*batch, np.zeros(4)) for batch in batches()], curv_type=curv_type)
 
 
 def test_one_batch_of_a_loader_may_be_masked_as_a_whole():
-    masked = [(*batch, np.full(4, float(i > 0))) for i, batch in enumerate(batches())]
+    masked = [weighted(*batch, np.full(4, float(i > 0))) for i, batch in enumerate(batches())]
     got = fit(masked, curv_type="diagonal")[1].diagonal()
     np.testing.assert_allclose(
         got, fit((X[4:], Y[4:]), curv_type="diagonal")[1].diagonal(), rtol=1e-12
     )
 
 
-CURE = r"name it: \{'input': \.\.\., 'target': \.\.\., 'weight': \.\.\.\}.*\(input, target\)"
-
-
 @pytest.mark.parametrize(
-    "index", [np.arange(N), np.arange(N, dtype=np.uint8), np.arange(N) * 1.0, 100.0 + np.arange(N)]
+    "third", [np.arange(N), np.arange(N) * 1.0, np.linspace(0, 1, N), np.arange(N) > 2]
 )
 @pytest.mark.parametrize("make", [tuple, lambda batch: [batch]], ids=["arrays", "loader"])
-def test_an_index_is_not_taken_for_a_weight(make, index):
-    with pytest.raises(TypeError, match=f"third entry .* read as a weight.*{CURE}"):
-        fit(make((X, Y, index)), curv_type="diagonal")
+def test_a_third_entry_without_a_name_is_refused(make, third):
+    cure = r"\{'input': x, 'target': y, 'weight': w\}.*\(x, y\)"
+    with pytest.raises(TypeError, match=f"third has no name.*index of an example.*{cure}"):
+        fit(make((X, Y, third)), curv_type="diagonal")
 
 
 class Named(NamedTuple):
@@ -122,22 +121,19 @@ class Numbered(NamedTuple):
     index: np.ndarray
 
 
-def test_a_weight_with_a_name_may_be_an_integer():
+def test_a_weight_with_a_name_may_be_an_integer_or_a_mask():
     weight = np.arange(N) % 3
-    expected = fit((X, Y, weight / 1.0), curv_type="diagonal")[1].diagonal()
-    for data in ({"input": X, "target": Y, "weight": weight}, Named(weight, Y, X)):
+    expected = fit(weighted(X, Y, weight / 1.0), curv_type="diagonal")[1].diagonal()
+    for data in (weighted(X, Y, weight), Named(weight, Y, X)):
         got = fit(data, curv_type="diagonal")[1].diagonal()
         np.testing.assert_array_equal(got, expected)
-    with pytest.raises(TypeError, match="third entry of a batch is read as a weight"):
-        fit(Numbered(X, Y, weight))
-
-
-def test_masks_and_weights_of_floating_point_need_no_name():
     mask = np.arange(N) > 2
-    expected = fit((X[3:], Y[3:]), curv_type="diagonal")[1].diagonal()
-    for third in (mask, mask.astype(float), jnp.asarray(mask)):
-        got = fit((X, Y, third), curv_type="diagonal")[1].diagonal()
-        np.testing.assert_allclose(got, expected, rtol=1e-12)
+    kept = fit((X[3:], Y[3:]), curv_type="diagonal")[1].diagonal()
+    for given in (mask, mask.astype(float), jnp.asarray(mask)):
+        got = fit(weighted(X, Y, given), curv_type="diagonal")[1].diagonal()
+        np.testing.assert_allclose(got, kept, rtol=1e-12)
+    with pytest.raises(TypeError, match="third has no name"):
+        fit(Numbered(X, Y, weight))
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -429,7 +425,7 @@ def test_a_second_batch_of_another_dtype_is_named_where_the_model_refuses_it():
 
 
 def test_a_weight_missing_in_one_batch_is_named():
-    weighted = [(*batch, np.ones(4)) for batch in batches()]
+    weighted = [weighted(*batch, np.ones(4)) for batch in batches()]
     with pytest.raises(ValueError, match="batch 1 of the data has a weight, batch 3 has none"):
         fit([*weighted[:2], weighted[2][:2]])
 
@@ -678,7 +674,7 @@ def evidence(posterior_fn, data, model_fn=linear):
         ((X + 1, Y), "the same number, with other values"),
         ((X, Y[::-1] * 2), "the same number, with other values"),
         (batches(x=X + 1), "the same number, with other values"),
-        ((X, Y, np.linspace(0.1, 2, N)), "12.6 against 12"),
+        (weighted(X, Y, np.linspace(0.1, 2, N)), "12.6 against 12"),
     ],
 )
 def test_the_evidence_of_other_data_warns(fitted, data, message):
@@ -708,7 +704,7 @@ def test_calibration_by_the_evidence_of_other_data_warns_once(fitted):
         batches(5)[::-1],
         (X[::-1], Y[::-1]),
         (np.concatenate([X, X + 1]), np.concatenate([Y, Y]), np.arange(2 * N) < N),
-        (X, Y, np.ones(N)),
+        weighted(X, Y, np.ones(N)),
     ],
 )
 def test_the_same_data_in_another_form_do_not_warn(fitted, data):
@@ -739,7 +735,9 @@ def test_a_whole_smaller_than_its_part_is_refused():
     with pytest.raises(ValueError, match=r"num_total_samples \(5\) .*\(6, "):
         fit(num_total_samples=5, num_curv_samples=6)
     mask = np.arange(N) < 5  # five count
-    assert fit((X, Y, mask), num_total_samples=5, curv_type="diagonal")[1].diagonal().shape == (8,)
+    assert fit(weighted(X, Y, mask), num_total_samples=5, curv_type="diagonal")[
+        1
+    ].diagonal().shape == (8,)
 
 
 def shifted(input, params):

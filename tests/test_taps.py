@@ -39,7 +39,7 @@ def test_the_diagonal_does_not_depend_on_the_chunks(name, options):
 def test_weights_enter_the_diagonal_as_in_the_full_curvature():
     model_fn, params, (x, y), loss_fn = models.MODELS["transformer"]
     weight = jnp.abs(cases.random(4, 5, seed=8))
-    case = (model_fn, params, (x, y, weight), loss_fn)
+    case = (model_fn, params, cases.weighted(x, y, weight), loss_fn)
     np.testing.assert_allclose(
         fit(*case, "diagonal").diagonal(), fit(*case, "full").diagonal(), rtol=1e-9, atol=1e-12
     )

@@ -53,9 +53,8 @@ def laplace(
             changes through `params` or `input`, or define the function again.
         params: The trained weights, any pytree of floating-point arrays.
         data: Training data: `(input, target)`, a dict with `input` and `target` (and `weight`),
-            or an iterable of such batches, which gives the same examples in every pass. A third
-            entry of a tuple is a weight of floating point or a mask; a weight of whole numbers
-            has to be named.
+            or an iterable of such batches, which gives the same examples in every pass. A
+            weight is always named.
         loss_fn: `"mse"`, `"cross_entropy"`, `"binary_cross_entropy"`, `"poisson"`,
             `"heteroscedastic"`, a `Likelihood`, or a callable `loss(f, y)`, remembered like
             `model_fn`.

@@ -275,14 +275,19 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
         if missing:
             raise ValueError(f"data has no {missing[0]!r}; it needs the keys 'input' and 'target'")
         parts = [raw["input"], raw["target"], raw.get("weight")]
-    elif isinstance(raw, tuple | list) and len(raw) in (2, 3):
-        parts = [*raw, None][:3]
-        _check_third(parts[2])
+    elif isinstance(raw, tuple | list) and len(raw) == 2:
+        parts = [*raw, None]
+    elif isinstance(raw, tuple | list) and len(raw) == 3:
+        raise TypeError(
+            "a batch has three entries, and the third has no name: it could be a weight, or the "
+            "index of an example. Name a weight: {'input': x, 'target': y, 'weight': w}. Leave "
+            "anything else out: (x, y)"
+        )
     else:
         length = f" of length {len(raw)}" if isinstance(raw, tuple | list) else ""
         raise TypeError(
-            "a batch must be (input, target), (input, target, weight) or a dict with those keys; "
-            f"got {type(raw).__name__}{length}"
+            "a batch must be (input, target), or a dict with the keys 'input', 'target' and "
+            f"'weight'; got {type(raw).__name__}{length}"
         )
     arrays = [_to_arrays(field, part) for field, part in zip(FIELDS, parts, strict=True)]
     input, target, weight = arrays
@@ -291,36 +296,6 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
     size = _common_length(arrays)
     index = np.arange(start, start + size, dtype=np.int32)  # on the device when it is needed
     return Batch(input, target, weight, index)
-
-
-def _check_third(part: Any) -> None:
-    """A weight that has no name must not be able to be anything else.
-
-    Loaders give (input, target, index), and a number of an example is not its weight.
-    """
-    if part is None or not _is_array(part):
-        return
-    array = part if isinstance(part, jax.Array) else np.asarray(part)
-    what = ""
-    if array.dtype.kind in "iu":
-        what = f"{array.dtype}, as numbers of examples do"
-    elif is_concrete(array) and _looks_like_ids(np.asarray(array)):
-        what = "whole numbers of which no two are equal, as numbers of examples do"
-    if what:
-        raise TypeError(
-            f"the third entry of a batch is read as a weight, and this one holds {what}. If it is "
-            "a weight, name it: {'input': ..., 'target': ..., 'weight': ...}. If it is not, leave "
-            "it out: (input, target)"
-        )
-
-
-def _looks_like_ids(values: np.ndarray) -> bool:
-    count = values.size
-    if values.ndim != 1 or count < 8 or not is_floating(values.dtype):  # fewer say nothing
-        return False
-    if not values.max() >= count - 1:  # distinct whole numbers of which none is negative
-        return False
-    return bool(np.all(values == np.floor(values))) and np.unique(values).size == count
 
 
 def _refuse_table(given: Any, what: str) -> None:
