@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from cases import weighted
 from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likelihood, predictive
 from laplax._tree import all_finite
 from laplax.likelihoods import Custom, Gaussian
@@ -244,9 +245,9 @@ def test_the_third_batch_of_a_loader_is_checked_as_the_first(loader, third, mess
 
 
 def test_the_weight_of_a_later_batch_must_match_its_observations():
-    ones = [(*batch, np.ones(2)) for batch in batches()[:2]]
+    ones = [weighted(*batch, np.ones(2)) for batch in batches()[:2]]
     with pytest.raises(ValueError, match=r"weight of one example has shape \(5,\)"):
-        fit([*ones, (X[:2], Y[:2], np.ones((2, 5)))])
+        fit([*ones, weighted(X[:2], Y[:2], np.ones((2, 5)))])
 
 
 def test_a_loader_that_is_exhausted_on_the_second_pass_is_told_apart():

@@ -830,7 +830,7 @@ def nothing(loss_fn="mse"):
 
 
 def weighted():
-    return (*held_out(), jnp.full(11, 0.5))
+    return cases.weighted(*held_out(), jnp.full(11, 0.5))
 
 
 BAD = {
@@ -862,7 +862,7 @@ BAD = {
         "num_samples must be at least 2; got 1",
     ),
     "all masked": (
-        {"data": (*held_out(), jnp.zeros(11)), "calibration_objective": "nll"},
+        {"data": cases.weighted(*held_out(), jnp.zeros(11)), "calibration_objective": "nll"},
         "all zero: there is nothing to judge",
     ),
     "weights": (
