@@ -819,7 +819,7 @@ def test_points_that_are_not_finite_are_passed_over():
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 @pytest.mark.parametrize("method", [GridSearch(grid=GRID), GradientDescent(num_steps=5)])
 def test_an_objective_that_is_finite_nowhere_is_refused(bad, method):
-    with pytest.raises(ValueError, match=r"not finite at any of 5 points.*'prior_prec': (0.01|9)"):
+    with pytest.raises(ValueError, match=r"not finite at any of 5 points.*'prior_prec': \d"):
         calibrate(lambda pred_mean: bad * jnp.exp(pred_mean), method)
 
 

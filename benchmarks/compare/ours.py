@@ -61,7 +61,8 @@ class Ours:
         """The best of 50 prior precisions by held-out NLL."""
         posterior_fn, _ = self.fit()
         method = GridSearch(log_prior_prec_min=-3, log_prior_prec_max=3, grid_size=50)
-        return lambda: self._calibrate(posterior_fn, self.new, "nll", method)
+        start = {"sigma_squared": 1.0} if self.problem.loss == "mse" else None  # as the peers do
+        return lambda: self._calibrate(posterior_fn, self.new, "nll", method, start)
 
     def evidence(self):
         """The scalar prior precision with the highest evidence."""

@@ -61,7 +61,11 @@ def calibration(
     prior_arguments: Mapping[str, Any] | None = None,
     progress: bool | None = None,
 ) -> tuple[dict[str, Any], SetProbPredictive]:
-    """Choose hyperparameters.
+    """Choose the prior precision and, for `loss_fn="mse"`, the noise variance.
+
+    The answer does not depend on the units of the target: searches start at the residuals and at
+    the scale of weights and outputs. A `CalibrationWarning` says that an answer lies at the edge of
+    a grid, is still moving, or contradicts the residuals.
 
     Args:
         posterior_fn: From `laplace`.
@@ -72,15 +76,17 @@ def calibration(
         curv_estimate: If given, it must be the one that came with `posterior_fn`.
         calibration_objective: `"marginal_log_likelihood"` (maximised), `"nll"`, `"ece"`,
             `"chi_squared"` (brought to one), a metric, or a function of prediction fields
-            (minimised).
-        calibration_method: `"grid_search"` over a scalar prior precision, `"gradient_descent"`
-            for every hyperparameter of `prior_arguments` at once, or a `Method`.
+            (minimised). In a grid that chooses the noise, the noise brings `"chi_squared"` to one
+            at every point, and the NLL chooses among them.
+        calibration_method: `"grid_search"` over a scalar prior precision, with the best noise of
+            each; `"gradient_descent"` for every hyperparameter at once; or a `Method`.
         pushforward_type: See `predictive`.
         predictive_type: See `predictive`.
         num_samples: See `predictive`.
         key: See `predictive`.
-        prior_arguments: Where the search starts, and what a grid keeps fixed. By default all
-            ones; `prior_prec` may be a pytree, one number per layer, for gradient descent.
+        prior_arguments: What is known: a grid keeps all of it but `prior_prec`, gradient descent
+            starts there. `prior_prec` may then be a pytree, one number per layer. What is left out
+            starts at its natural scale; for a likelihood without noise, at one.
         progress: Show a bar; by default when a terminal is attached.
 
     Returns:
@@ -91,14 +97,15 @@ def calibration(
         >>> import jax.numpy as jnp
         >>> from laplax import laplace
         >>> x = jnp.linspace(0.0, 1.0, 20)
+        >>> y = 2 * x + 0.1 * jnp.cos(40 * x)
         >>> model_fn = lambda input, params: params["a"] * input
         >>> params = {"a": jnp.asarray(2.0)}
-        >>> posterior_fn, _ = laplace(model_fn, params, (x, 2 * x), loss_fn="mse")
+        >>> posterior_fn, _ = laplace(model_fn, params, (x, y), loss_fn="mse")
         >>> prior_arguments, set_prob_predictive = calibration(
-        ...     posterior_fn, model_fn, params, (x, 2 * x), prior_arguments={"sigma_squared": 0.1}
+        ...     posterior_fn, model_fn, params, (x, y)
         ... )
-        >>> print(f"{prior_arguments['prior_prec']:.2f}")
-        0.27
+        >>> print(f"{prior_arguments['prior_prec']:.2f} {prior_arguments['sigma_squared']:.4f}")
+        0.22 0.0054
     """
     check_posterior_fn(posterior_fn)
     check_signature(model_fn)
