@@ -300,7 +300,9 @@ def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
     if is_concrete(arrays) and not all_finite(arrays):
         raise ValueError(
             "the curvature is not finite although parameters and data are: the model or its "
-            "derivatives overflow. Look at the model's outputs on the training data. (A callable "
+            "derivatives overflow. Look at the model's outputs on the training data: exp of a "
+            "log-rate, or of minus a log-variance, is beyond float32 at 88 (rescale the target, or "
+            "use float64, jax.config.update('jax_enable_x64', True)). (A callable "
             "loss gives this too where its Hessian in the output has negative eigenvalues: "
             "loss_fn=Custom(loss, indefinite='clip') counts them as zero.)"
         )

@@ -88,6 +88,26 @@ def _cholesky_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     return factor, factor @ lower
 
 
+_qr = _one_at_a_time(lambda a: tuple(jnp.linalg.qr(a)))
+
+
+@jax.custom_jvp
+def _qr_of_matrix(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    q, r = _qr(a)
+    return q, r
+
+
+@_qr_of_matrix.defjvp
+def _qr_jvp(primals: Any, tangents: Any) -> Any:
+    # Q^T dQ is skew and dR R^-1 upper triangular, and the two add up to Q^T dA R^-1.
+    q, r = _qr_of_matrix(primals[0])
+    turned = solve_triangular(r.T, tangents[0].T).T
+    inner = q.T @ turned
+    lower = jnp.tril(inner, -1)
+    upper = inner - (lower - lower.T)
+    return (q, r), (turned - q @ upper, upper @ r)
+
+
 def _make_solve(trans: int) -> Any:
     def op(factor: jax.Array, b: jax.Array) -> jax.Array:
         return lapack_solve_triangular(factor, b, lower=True, trans=trans)
@@ -132,6 +152,12 @@ def cholesky(a: jax.Array) -> jax.Array:
     """Lower Cholesky factors; NaN where a matrix is not positive definite."""
     factor: jax.Array = _over_leading_axes(_cholesky_of_matrix)(a)
     return factor
+
+
+def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Orthonormal columns Q and upper triangular R of tall matrices with full column rank."""
+    q, r = _over_leading_axes(_qr_of_matrix)(a)
+    return q, r
 
 
 def solve_triangular(factor: jax.Array, b: jax.Array, *, trans: bool = False) -> jax.Array:

@@ -159,8 +159,7 @@ class PosteriorFn(WeakInside):
         """The posterior under these hyperparameters; nothing is refitted."""
         arguments = self.parse(prior_arguments)
         posterior = self.at(arguments)
-        logdet = posterior.precision.logdet_ratio()
-        if is_concrete(logdet) and not np.isfinite(np.asarray(logdet)):
+        if is_concrete(posterior.precision) and not bool(_is_sound(posterior.precision)):
             raise ValueError(self._not_positive_definite(arguments))
         return posterior
 
@@ -296,6 +295,12 @@ def _spectral(structure: Structure) -> Structure:
 @jax.jit
 def _precision(structure: Structure, c: jax.Array, prior: jax.Array) -> Precision:
     return structure.precision(c, prior)
+
+
+@jax.jit
+def _is_sound(precision: Precision) -> jax.Array:
+    """Whether it was factorised, and its prior is more than round-off."""
+    return jnp.isfinite(precision.logdet_ratio()) & precision.is_resolved()
 
 
 def _distance(a: jax.Array, b: jax.Array) -> float:

@@ -1,6 +1,7 @@
 """From a curvature operator to a structure: how G is estimated."""
 
 from .._enums import CurvApprox, near_miss
+from ._base import ConvergenceWarning as ConvergenceWarning
 from ._base import Estimator as Estimator
 from ._blocks import EKFAC as EKFAC
 from ._blocks import KFAC as KFAC

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import warnings
 from typing import Any, ClassVar
 
 import jax
@@ -42,6 +43,34 @@ def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array
                 "eigenvalues as zero; curvature='ggn' is positive semi-definite everywhere."
             )
     return values.clip(min=0)
+
+
+CONVERGED = 0.25  # of its value: the largest residual of a pair that is taken without a word
+
+
+def warn_of_residuals(values: Any, residuals: Any, kept: Any, cure: str) -> None:
+    """Say how many of the kept eigenpairs are far from converged, where values are known."""
+    if not is_concrete(values, residuals, kept):
+        return
+    values, residuals = (np.asarray(x)[np.asarray(kept)] for x in (values, residuals))
+    far = residuals > CONVERGED * values
+    if far.any():
+        worst = float(np.max(residuals[far] / values[far]))
+        warnings.warn(
+            f"{int(far.sum())} of {far.size} eigenpairs have not converged: their residuals "
+            f"|G u - s u| are up to {worst:.0%} of the eigenvalue s. {cure}",
+            ConvergenceWarning,
+            stacklevel=4,
+        )
+
+
+def told_from_zero(values: Any) -> Any:
+    """Which eigenvalues are more than round-off of the largest; NaN counts, so that it shows."""
+    return ~(values <= float(np.finfo(values.dtype).eps) * values.max())
+
+
+class ConvergenceWarning(UserWarning):
+    """An iteration ended before its answer was accurate."""
 
 
 def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int:

@@ -108,7 +108,8 @@ def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
     rank = numerical_rank(np.sqrt(np.maximum(values, 0)).astype(rows.dtype))
     q, t = np.linalg.qr(wide.T @ vectors[:, ::-1][:, :rank])
     w, s, _ = np.linalg.svd(t)
-    basis, values = (q @ w).astype(rows.dtype), np.square(s).astype(rows.dtype)
+    with np.errstate(over="ignore"):  # infinity is refused with its cause, later
+        basis, values = (q @ w).astype(rows.dtype), np.square(s).astype(rows.dtype)
     return LowRank(jax.device_put(basis), jax.device_put(values), dense_scale=True)
 
 

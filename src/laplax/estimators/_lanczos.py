@@ -15,19 +15,37 @@ from .._linalg import eigh
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import LowRank, Structure
-from ._base import Diagnostics, Estimator, settle_negative
+from ._base import (
+    CONVERGED,
+    Diagnostics,
+    Estimator,
+    settle_negative,
+    told_from_zero,
+    warn_of_residuals,
+)
 from ._rows import BROKEN, MOST, combine_rows, tridiagonalise_rows
 
 LARGE_BASIS = 2**28  # bytes; beyond them rows are kept one by one
 
+# A product is cheap up to this many parameters, or bytes of activations, times examples: some
+# milliseconds. Three times the rank, and never fewer than 20 more, converges on what was tried.
+CHEAP = 2**22
+GENEROUS = 3
+MORE = 20
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lanczos(Estimator):
-    """`"lanczos"`: the leading `rank` Ritz pairs, from a few more products than that.
+    """`"lanczos"`: the leading `rank` Ritz pairs.
+
+    `num_products` is how many products with the curvature find them. By default they are a tenth
+    more than the rank; where a product is cheap (parameters times examples up to 4 million),
+    three times the rank, and 20 more at least: the last pairs are the last to converge.
 
     A pair (u, s) is kept when its residual |G u - s u| is at most `tol * s`; the default keeps
     whatever can be told from zero. Dropped pairs have eigenvalue zero, and the residuals of all
-    are in the diagnostics. `key` seeds the start vector.
+    are in the diagnostics. A warning says how many kept pairs have residuals above s / 4: raise
+    `num_products`, or drop them with a smaller `tol`. `key` seeds the start vector.
     """
 
     rank: int = 20
@@ -45,7 +63,7 @@ class Lanczos(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Products driven from Python, so that any data source serves."""
         size = operator.size
-        products = self.num_products or self.rank + max(2, self.rank // 10)
+        products = self.num_products or self._default_products(operator)
         steps, rank = min(products, size), min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
         start = random_direction(key, size, operator.space.dtype)
@@ -53,9 +71,21 @@ class Lanczos(Estimator):
         combine, alpha, beta = _run(operator, start, steps)
         values, weights, residuals = _ritz(alpha, beta, rank)
         values = settle_negative(values, operator)
-        kept = ~(residuals > self.tol * values)  # not a number is kept, so that it shows
+        kept = ~(residuals > self.tol * values) & told_from_zero(values)  # NaN is kept, and shows
+        cure = (
+            f"Raise num_products ({steps} now), for example to {GENEROUS * max(steps, rank)}, or "
+            f"drop such pairs with tol={CONVERGED} (tol={self.tol:g} now)"
+        )
+        warn_of_residuals(values, residuals, kept, cure)
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
         return LowRank(*combine(weights, values, kept)), diagnostics
+
+    def _default_products(self, operator: CurvatureOperator) -> int:
+        examples = operator.num_examples
+        wide = max(operator.size, operator.cost.activation_bytes)
+        if examples is not None and wide * examples <= CHEAP:
+            return max(GENEROUS * self.rank, self.rank + MORE)
+        return self.rank + max(2, self.rank // 10)
 
 
 def _run(operator: CurvatureOperator, start: jax.Array, steps: int) -> tuple[Any, Any, Any]:

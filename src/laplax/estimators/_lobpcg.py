@@ -14,7 +14,7 @@ from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..curvature._operator import LocalCurvature, add_product
 from ..structures import LowRank, Structure
-from ._base import Diagnostics, Estimator, settle_negative
+from ._base import Diagnostics, Estimator, settle_negative, told_from_zero, warn_of_residuals
 from ._full import dense_curvature
 from ._lanczos import check_rank
 
@@ -48,12 +48,14 @@ class Lobpcg(Estimator):
             values, vectors = _leading(dense_curvature(operator), rank)
         else:
             values, vectors, iterations = self._iterate(operator, rank)
-        residuals = operator.mm(vectors.T) - values[:, None] * vectors.T
-        diagnostics = {
-            "residuals": jnp.linalg.norm(residuals, axis=1),
-            "num_iterations": iterations,
-        }
-        return LowRank(vectors, settle_negative(values, operator)), diagnostics
+        rest = operator.mm(vectors.T) - values[:, None] * vectors.T
+        residuals = jnp.linalg.norm(rest, axis=1)
+        values = settle_negative(values, operator)
+        kept = told_from_zero(values)
+        cure = f"Raise max_iterations ({self.max_iterations} now), or use curv_type='lanczos'"
+        warn_of_residuals(values, residuals, kept, cure)
+        diagnostics = {"residuals": residuals, "kept": kept, "num_iterations": iterations}
+        return LowRank(vectors, jnp.where(kept, values, 0)), diagnostics
 
     def _iterate(
         self, operator: CurvatureOperator, rank: int

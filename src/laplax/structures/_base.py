@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from .._linalg import diagonal, eigh
 
+LOST = 2  # times eps: a number that is this share of those it was computed from has no digit left
+
 
 class Precision(abc.ABC):
     """Lambda = c G + T in some structure: the posterior precision and its inverse.
@@ -58,6 +60,13 @@ class Precision(abc.ABC):
     @abc.abstractmethod
     def logdet_ratio(self) -> jax.Array:
         """log det Lambda - log det T, without the cancellation of two large numbers."""
+
+    def is_resolved(self) -> bool | jax.Array:
+        """Whether the dtype tells the prior apart from the round-off of the curvature.
+
+        Where a factorisation fails, `logdet_ratio` is NaN and nothing else need tell.
+        """
+        return True
 
     def covariance(self, jacobian: jax.Array) -> jax.Array:
         """J Lambda^-1 J^T for each of n Jacobians, shape (n, C, P) to (n, C, C)."""

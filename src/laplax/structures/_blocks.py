@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import pytree, static
-from ._base import Precision, Structure
+from ._base import LOST, Precision, Structure
 from ._coordinates import Coordinates, Map, RowCoordinates
 from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal
 from ._jacobian import Group, Jacobian, Outer, as_jacobian, diagonal_coordinates, take
@@ -34,6 +34,10 @@ class Block(abc.ABC):
     @abc.abstractmethod
     def squares(self, d: jax.Array) -> jax.Array:
         """The diagonal of Q diag(d) Q^T, shape (size,)."""
+
+    def spread(self) -> jax.Array | None:
+        """What the round-off of each of `values` is a share of; None if they have their own."""
+        return None
 
     def coordinates(self, jacobian: Jacobian, group: Group) -> Coordinates:
         """J Q, from the factors of J where they rotate by themselves."""
@@ -92,6 +96,10 @@ class DenseBlock(Block):
         """Q^2 d."""
         return jnp.square(self.vectors) @ d
 
+    def spread(self) -> jax.Array:
+        """An eigenvalue is known to round-off of the largest."""
+        return jnp.max(self.values, keepdims=True)
+
     def rotate_outer(self, outer: Outer) -> Coordinates | None:
         """A bias is a matrix with one row, so that Q acts on g alone."""
         if outer.a.shape[1] != 1 or outer.a.shape[3] != 1:
@@ -128,6 +136,12 @@ class KroneckerBlock(Block):
         matrices = v.T.reshape(-1, *self.values.shape)
         turned = jnp.einsum("bij,kbjp,bop->kbio", self.left, matrices, self.right)
         return jax.vmap(self.from_matrix)(turned).T
+
+    def spread(self) -> jax.Array:
+        """a_i is known to round-off of the largest a, and b_o of the largest b."""
+        return jnp.max(self.values, axis=1, keepdims=True) + jnp.max(
+            self.values, axis=2, keepdims=True
+        )
 
     def rotate_outer(self, outer: Outer) -> Coordinates:
         """Q_A^T a (x) Q_B^T g."""
@@ -277,6 +291,16 @@ class BlockPrecision(Precision):
     def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
         """Block by block, from factors where there are some."""
         return sum_marginal(self.structure.coordinates(jacobian), [1 / d for d in self._values()])
+
+    def is_resolved(self) -> jax.Array:
+        """By the round-off of eigenvalues beside what they and the prior add up to."""
+        priors = self.structure.block_priors(self.prior)
+        found = [
+            jnp.all(LOST * jnp.finfo(spread.dtype).eps * self.c * spread <= self.c * b.values + t)
+            for b, t in zip(self.structure.blocks, priors, strict=True)
+            if (spread := b.spread()) is not None
+        ]
+        return jnp.all(jnp.asarray(found))
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c e / t)."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree
-from ._base import Precision, Structure
+from ._base import LOST, Precision, Structure
 from ._jacobian import Jacobian, as_jacobian, matmul
 
 
@@ -33,8 +33,12 @@ class Dense(Structure):
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "DensePrecision":
         """Lambda = C C^T."""
-        prior_matrix = jnp.diag(jnp.broadcast_to(prior, (self.size,)))
-        return DensePrecision(cholesky(c * self.matrix + prior_matrix), prior)
+        precision = c * self.matrix + jnp.diag(jnp.broadcast_to(prior, (self.size,)))
+        factor = cholesky(precision)
+        # A pivot that is round-off of its diagonal entry is positive by luck.
+        least = LOST * jnp.finfo(factor.dtype).eps * diagonal(precision)
+        sound = jnp.all(jnp.square(diagonal(factor)) > least)
+        return DensePrecision(jnp.where(sound, factor, jnp.nan), prior)
 
 
 @pytree

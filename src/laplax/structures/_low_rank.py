@@ -6,10 +6,14 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
+from .._linalg import cho_solve, cholesky, diagonal, qr, solve_triangular
 from .._tree import pytree, static
 from ._base import Precision, Projection, Structure, columns, t_mv
-from ._jacobian import Jacobian, split
+from ._jacobian import PLENTY, Jacobian, split, total
+
+# Of a vector inside of U, round-off leaves eps outside, where its variance is eps^2 / tau: by more
+# than this share of 1 / (c s), the variance that it has, no posterior is given.
+ROUND_OFF = 1e-2
 
 
 @pytree
@@ -53,10 +57,10 @@ class LowRank(Structure):
         if prior.ndim == 0:
             return IsotropicLowRank(self.basis, c * self.eigenvalues, prior, self.dense_scale)
         # Two roots, not the root of the product: its gradient in c fails where S is zero.
-        factor = self.basis * (jnp.sqrt(c) * jnp.sqrt(self.eigenvalues))
-        white = factor / jnp.sqrt(prior)[:, None]
-        inner = jnp.eye(self.rank, dtype=self.dtype) + white.T @ white
-        return GeneralLowRank(white, cholesky(inner), prior, self.dense_scale)
+        roots = jnp.sqrt(c) * jnp.sqrt(self.eigenvalues)
+        white = self.basis / jnp.sqrt(prior)[:, None]
+        q, r = qr(white)
+        return GeneralLowRank(q, r * roots, _shifted_gram(white * roots), prior, self.dense_scale)
 
     def spectral(self) -> "LowRank":
         """It is in its eigenbasis."""
@@ -143,7 +147,13 @@ class IsotropicLowRank(Precision):
         inside = squares @ (1 / (self.eigenvalues + self.prior))
         if self.basis.shape[-1] == self.size:
             return inside
-        return inside + jnp.maximum(1 - jnp.sum(squares, axis=-1), 0) / self.prior
+        return inside + outside_of(self.basis) / self.prior
+
+    def is_resolved(self) -> jax.Array:
+        """By the largest precision beside the smallest."""
+        complete = self.basis.shape[-1] == self.size
+        smallest = jnp.min(self.eigenvalues) + self.prior if complete else self.prior
+        return resolves(jnp.max(self.eigenvalues) / smallest)
 
     def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
         """Through the basis: J U is narrower than J."""
@@ -168,58 +178,88 @@ class IsotropicLowRank(Precision):
 
 @pytree
 class GeneralLowRank(Precision):
-    """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U (c S)^1/2, and I + V^T V = C C^T.
+    """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U (c S)^1/2 = Q K, in an orthonormal basis Q.
 
-    The root of the inverse needs no eigendecomposition (whose gradient fails on equal
-    eigenvalues): with B = C^-T (C + I)^-1, (I - V B V^T)(I - V B V^T)^T = (I + V V^T)^-1.
+    I + V V^T is I + K K^T = C C^T inside of Q and I outside. Q is that of T^-1/2 U, which has full
+    rank where S is zero, too; an eigenbasis would have no gradient at equal eigenvalues.
     """
 
-    white: jax.Array
-    cholesky: jax.Array
+    q: jax.Array
+    inner: jax.Array  # K
+    cholesky: jax.Array  # of I + V^T V: the determinant needs no Q
     prior: jax.Array
     dense_scale: bool = static(default=False)
 
     @property
     def size(self) -> int:
         """P."""
-        return self.white.shape[-2]
+        return self.q.shape[-2]
 
     @property
     def _root(self) -> jax.Array:
         return jnp.sqrt(self.prior)
 
     @property
-    def _shifted(self) -> jax.Array:
-        return self.cholesky + jnp.eye(self.cholesky.shape[-1], dtype=self.cholesky.dtype)
+    def _factor(self) -> jax.Array:
+        return _shifted_gram(self.inner.T)
+
+    def _apply(self, fn: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
+        """Q fn(Q^T v) + v - Q Q^T v."""
+        coordinates = t_mv(self.q, v)
+        inside = self.q @ fn(coordinates)
+        if self.q.shape[-1] == self.size:  # nothing lies outside
+            return inside
+        return inside + (v - self.q @ coordinates)
 
     def mv(self, v: jax.Array) -> jax.Array:
         """T v + T^1/2 V V^T T^1/2 v."""
         u = columns(self._root, v)
-        return columns(self._root, u + self.white @ t_mv(self.white, u))
+        inside = self.inner @ (self.inner.T @ t_mv(self.q, u))
+        return columns(self._root, u + self.q @ inside)
 
     def solve(self, v: jax.Array) -> jax.Array:
-        """Woodbury."""
+        """T^-1/2 (Q C^-T C^-1 Q^T + I - Q Q^T) T^-1/2 v."""
         u = columns(1 / self._root, v)
-        inner = cho_solve(self.cholesky, t_mv(self.white, u))
-        return columns(1 / self._root, u - self.white @ inner)
+        return columns(1 / self._root, self._apply(lambda x: cho_solve(self._factor, x), u))
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
-        """T^-1/2 (v - V B V^T v)."""
-        inner = solve_triangular(self._shifted, t_mv(self.white, v))
-        inner = solve_triangular(self.cholesky, inner, trans=True)
-        return columns(1 / self._root, v - self.white @ inner)
+        """T^-1/2 (Q C^-T Q^T + I - Q Q^T) v."""
+        turned = self._apply(lambda x: solve_triangular(self._factor, x, trans=True), v)
+        return columns(1 / self._root, turned)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
-        """(I - V B^T V^T) T^-1/2 v."""
+        """(Q C^-1 Q^T + I - Q Q^T) T^-1/2 v."""
         u = columns(1 / self._root, v)
-        inner = solve_triangular(self.cholesky, t_mv(self.white, u))
-        inner = solve_triangular(self._shifted, inner, trans=True)
-        return u - self.white @ inner
+        return self._apply(lambda x: solve_triangular(self._factor, x), u)
 
     def variance(self) -> jax.Array:
-        """(1 - |row of V C^-T|^2) / t."""
-        half = solve_triangular(self.cholesky, self.white.T)
-        return (1 - jnp.sum(jnp.square(half), axis=0)) / self.prior
+        """Inside of Q and outside, as for one prior."""
+        inside = jnp.sum(jnp.square(solve_triangular(self._factor, self.q.T)), axis=0)
+        complete = self.q.shape[-1] == self.size
+        return (inside if complete else inside + outside_of(self.q)) / self.prior
+
+    def covariance(self, jacobian: jax.Array) -> jax.Array:
+        """Inside and outside apart: their product is zero, and its round-off is not."""
+        return total([jnp.einsum("ncp,ndp->ncd", half, half) for half in self._halves(jacobian)])
+
+    def marginal(self, jacobian: jax.Array) -> jax.Array:
+        """The same for the diagonals."""
+        return total([jnp.sum(jnp.square(half), axis=-1) for half in self._halves(jacobian)])
+
+    def _halves(self, jacobian: jax.Array) -> list[jax.Array]:
+        """J T^-1/2 Q C^-T, (n, C, R), and J T^-1/2 (I - Q Q^T), (n, C, P)."""
+        u = columns(1 / self._root, jacobian.reshape(-1, self.size).T)
+        coordinates = t_mv(self.q, u)
+        halves = [solve_triangular(self._factor, coordinates)]
+        if self.q.shape[-1] < self.size:
+            halves.append(u - self.q @ coordinates)
+        return [half.T.reshape(*jacobian.shape[:-1], -1) for half in halves]
+
+    def is_resolved(self) -> jax.Array:
+        """By the largest diagonal entry of I + V^T V beside one, or beside the smallest pivot."""
+        complete = self.q.shape[-1] == self.size
+        smallest = jnp.min(jnp.square(jnp.diagonal(self.cholesky))) if complete else 1
+        return resolves(jnp.max(jnp.sum(jnp.square(self.cholesky), axis=1)) / smallest)
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + V^T V)."""
@@ -229,6 +269,33 @@ class GeneralLowRank(Precision):
     def scale(self) -> "jax.Array | GeneralLowRank":
         """A map, or the (P, P) array for a full curvature."""
         return self.scale_mv(_eye(self)) if self.dense_scale else self
+
+
+def _shifted_gram(x: jax.Array) -> jax.Array:
+    """C with C C^T = I + X^T X."""
+    return cholesky(jnp.eye(x.shape[-1], dtype=x.dtype) + x.T @ x)
+
+
+def outside_of(basis: jax.Array) -> jax.Array:
+    """|e_i - U U^T e_i|^2 of every axis, (P,): how much of it lies outside of U.
+
+    Where that is little, 1 - |u_i|^2 would be round-off, which a weak prior divides by tau: there
+    the rest itself is formed. As all |u_i|^2 add up to R, no more than about R axes are such.
+    """
+    inside = jnp.sum(jnp.square(basis), axis=-1)
+    few = min(basis.shape[0], int(basis.shape[1] / (1 - PLENTY)) + 1)
+
+    def formed() -> jax.Array:
+        deep = jax.lax.top_k(inside, few)[1]
+        rest = jax.lax.map(lambda i: jnp.sum(jnp.square((basis @ basis[i]).at[i].add(-1))), deep)
+        return (1 - inside).at[deep].set(rest)
+
+    return jax.lax.cond(jnp.all(1 - inside >= PLENTY), lambda: 1 - inside, formed)
+
+
+def resolves(ratio: jax.Array) -> jax.Array:
+    """Whether a largest precision of `ratio` times the smallest leaves digits of either."""
+    return ratio * float(jnp.finfo(ratio.dtype).eps) ** 2 <= ROUND_OFF
 
 
 def _eye(precision: Precision) -> jax.Array:
