@@ -258,7 +258,7 @@ class GeneralLowRank(Precision):
     def is_resolved(self) -> jax.Array:
         """By the largest diagonal entry of I + V^T V beside one, or beside the smallest pivot."""
         complete = self.q.shape[-1] == self.size
-        smallest = jnp.min(jnp.square(jnp.diagonal(self.cholesky))) if complete else 1
+        smallest = jnp.min(jnp.square(diagonal(self.cholesky))) if complete else 1
         return resolves(jnp.max(jnp.sum(jnp.square(self.cholesky), axis=1)) / smallest)
 
     def logdet_ratio(self) -> jax.Array:
