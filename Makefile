@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-oldest lint docs bench clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -20,6 +21,18 @@ demo: $(VENV)/.installed
 # One worker per core; LAPACK's own threads would only fight over them.
 test: $(VENV)/.installed
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# The oldest releases that pyproject.toml allows, in an environment of their own: the same numbers.
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet $$($(PYTHON) -c 'import tomllib; \
+		project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*[name.replace(">=", "==") for name in project["dependencies"]])')
+	@touch $@
+
+test-oldest: $(VENV)/.installed $(OLDEST)/.installed
+	PYTHONPATH=src $(BIN)/python tests/smoke.py $(VENV)/smoke.json
+	PYTHONPATH=src $(OLDEST)/bin/python tests/smoke.py $(OLDEST)/smoke.json $(VENV)/smoke.json
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -39,4 +52,4 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/compare --quick
 
 clean:
-	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) site .pytest_cache .mypy_cache .ruff_cache
