@@ -201,11 +201,19 @@ class Spent:
     [
         ((with_one(X, np.nan), Y), ValueError, "data's input holds 1 values that are NaN or inf"),
         ((X, with_one(Y, np.inf)), ValueError, "data's target holds 1 values that are NaN"),
-        ((X, Y, with_one(np.ones(N), np.nan)), ValueError, "data's weight holds 1 values that"),
-        ((X, Y, with_one(np.ones(N), -1)), ValueError, "data's weight holds negative values"),
+        (
+            weighted(X, Y, with_one(np.ones(N), np.nan)),
+            ValueError,
+            "data's weight holds 1 values that",
+        ),
+        (
+            weighted(X, Y, with_one(np.ones(N), -1)),
+            ValueError,
+            "data's weight holds negative values",
+        ),
         (({"a": X, "b": with_one(X, np.nan)}, Y), ValueError, "data's input/b holds 1 values"),
         ((X, Y[:4]), ValueError, "same number of examples; got input: 6, target: 4"),
-        ((X, Y, np.ones(3)), ValueError, "input: 6, target: 6, weight: 3"),
+        (weighted(X, Y, np.ones(3)), ValueError, "input: 6, target: 6, weight: 3"),
         ((X[:0], Y[:0]), ValueError, "data is empty: it has 0 examples"),
         ([], ValueError, "data is an empty list: there is no batch in it"),
         (iter([]), ValueError, "the data loader is empty: it gave no batch"),
@@ -219,7 +227,7 @@ class Spent:
         (["ab"], TypeError, r"a batch must be \(input, target\).*got str"),
         (([1.0, 2.0], [1.0, 2.0]), ValueError, "first axis that counts.*np.asarray"),
         ((X, np.array(["a"] * N)), TypeError, "data's target holds <U1, which is not a number"),
-        ((X, Y, {"a": np.ones(N)}), TypeError, "data's weight must be one array; got dict"),
+        (weighted(X, Y, {"a": np.ones(N)}), TypeError, "data's weight must be one array; got dict"),
     ],
 )
 def test_wrong_data_is_refused_before_the_model_is_called(data, error, message, counted):
@@ -235,7 +243,7 @@ def test_wrong_data_is_refused_before_the_model_is_called(data, error, message, 
         ((with_one(X[:2], np.nan), Y[:2]), "data's input holds 1 values that are NaN"),
         ((X[:2], with_one(Y[:2], np.inf)), "data's target holds 1 values that are NaN"),
         ((X[:2], Y[:2, :1]), r"the output of one example has shape \(2,\), its target \(1,\)"),
-        ((X[:2], Y[:2], np.ones(2)), "batch 3 of the data has a weight, batch 1 has none"),
+        (weighted(X[:2], Y[:2], np.ones(2)), "batch 3 of the data has a weight, batch 1 has none"),
         ((X[:0], Y[:0]), "data is empty: it has 0 examples"),
     ],
 )
@@ -351,7 +359,7 @@ def test_a_pytree_as_target_needs_a_callable_loss():
 @pytest.mark.parametrize("shape", [(N, 3), (N, 2, 1)])
 def test_a_weight_that_does_not_match_the_observations_is_refused(shape):
     with pytest.raises(ValueError, match=r"weight of one example has shape .*leading axes.*\(2,\)"):
-        fit((X, Y, np.ones(shape)))
+        fit(weighted(X, Y, np.ones(shape)))
 
 
 # -- model ----------------------------------------------------------------------------------------
