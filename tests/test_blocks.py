@@ -116,14 +116,14 @@ def test_a_weight_is_an_example_taken_that_often(curv_type, approx, scale):
     repeated = (jnp.repeat(x, times, axis=0), jnp.repeat(y, times, axis=0))
     expected = scale * dense(shared_linear, params, repeated, curv_type, **options)
     for weight in (times, np.repeat(times[:, None], 5, axis=1)):  # an example's, its tokens'
-        data = (x, y, jnp.asarray(scale * weight))
+        data = cases.weighted(x, y, jnp.asarray(scale * weight))
         actual = dense(shared_linear, params, data, curv_type, **options)
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
 def test_kfac_is_exact_for_a_deep_linear_net_with_weights(curv_type):
-    data = (X, Y, jnp.linspace(0.1, 3.0, 9))
+    data = cases.weighted(X, Y, jnp.linspace(0.1, 3.0, 9))
     expected = dense(deep_linear, PARAMS, data, "full")
     assert_blocks_equal(dense(deep_linear, PARAMS, data, curv_type), expected, JOINT)
 
@@ -132,7 +132,7 @@ def test_kfac_is_exact_for_a_deep_linear_net_with_weights(curv_type):
 def test_expand_is_exact_with_a_weight_for_every_token(curv_type):
     params = {"b": random(2), "w": random(3, 2, seed=1)}
     weight = jnp.abs(random(6, 5, seed=6)).at[2].set(0.0).at[3, 1].set(0.0)
-    data = (random(6, 5, 3, seed=4), random(6, 5, 2, seed=5), weight)
+    data = cases.weighted(random(6, 5, 3, seed=4), random(6, 5, 2, seed=5), weight)
     actual = dense(shared_linear, params, data, curv_type, batch_size=4)
     expected = dense(shared_linear, params, data, "full")
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
@@ -148,7 +148,7 @@ def test_weights_of_outputs_are_not_taken_for_weights_of_positions(curv_type):
     v, w, x = random(5, 4), random(3, 5, seed=1), random(6, 4, 3, seed=2)
     weight, found = jnp.broadcast_to(jnp.asarray([5.0, 1.0, 2.0, 1.0]), (6, 4)), []
     for order in (jnp.arange(4), jnp.asarray([2, 3, 1, 0])):
-        data = (x, jnp.zeros((6, 4)), weight[:, order])
+        data = cases.weighted(x, jnp.zeros((6, 4)), weight[:, order])
         found.append(dense(pooled, {"v": v[:, order], "w": w}, data, curv_type)[20:, 20:])
     np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-11)
 

@@ -154,7 +154,7 @@ def test_many_vectors_at_once_give_what_each_gives_alone(loss_fn, dtype):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_products_of_a_kept_linearisation_are_the_same(kind, weighted):
     y = cases.TARGETS["cross_entropy"]
-    data = (X, y, jnp.linspace(0.0, 2.0, len(X))) if weighted else (X, y)
+    data = cases.weighted(X, y, jnp.linspace(0.0, 2.0, len(X))) if weighted else (X, y)
     options = {"loss_fn": "cross_entropy", "curvature": cases.CURVATURES[kind]}
     operator = laplax.curvature_mv(cases.mlp_fn, PARAMS, data, **options)
     kept = operator.linearised()

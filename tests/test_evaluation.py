@@ -201,9 +201,10 @@ MASK = jnp.asarray([1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1]) == 1
 def test_what_is_masked_is_not_judged(loss_fn):
     y, kept = TARGETS[loss_fn], np.flatnonzero(MASK)
     expected, _ = evaluate(loss_fn, (X[kept], y[kept]))
-    masked, _ = evaluate(loss_fn, (X, y, MASK.astype(float)))
+    masked, _ = evaluate(loss_fn, cases.weighted(X, y, MASK.astype(float)))
     assert_results(masked, expected)
-    batches = [(X[:5], y[:5], MASK[:5]), (X, y, MASK & False), (X[5:], y[5:], MASK[5:])]
+    parts = [(X[:5], y[:5], MASK[:5]), (X, y, MASK & False), (X[5:], y[5:], MASK[5:])]
+    batches = [cases.weighted(*part) for part in parts]
     assert_results(evaluate(loss_fn, batches)[0], expected)
 
 
@@ -456,19 +457,23 @@ BAD = {
     ),
     "weights": (
         "mse",
-        {"data": (X, Y, jnp.linspace(0.0, 2.0, 13))},
+        {"data": cases.weighted(X, Y, jnp.linspace(0.0, 2.0, 13))},
         "must be 0 or 1, a mask; found values from 0 to 2",
     ),
     "weights in a loader": (
         "mse",
-        {"data": [(X, Y, jnp.ones(13)), (X, Y, jnp.full(13, 0.5))]},
+        {"data": [cases.weighted(X, Y, jnp.ones(13)), cases.weighted(X, Y, jnp.full(13, 0.5))]},
         "must be 0 or 1, a mask; found values from 0.5",
     ),
-    "all masked": ("mse", {"data": (X, Y, jnp.zeros(13))}, "all zero: there is nothing to judge"),
+    "all masked": (
+        "mse",
+        {"data": cases.weighted(X, Y, jnp.zeros(13))},
+        "all zero: there is nothing to judge",
+    ),
     "a covariance and a mask of outputs": (
         "mse",
         {
-            "data": (X, Y, jnp.ones((13, 3))),
+            "data": cases.weighted(X, Y, jnp.ones((13, 3))),
             "metrics": {"mine": lambda pred_cov, target: jnp.sum(pred_cov)},
         },
         "takes a mask of examples, not one of the outputs",

@@ -50,10 +50,10 @@ def test_features_are_the_input_of_the_last_layer(fn, data, options):
 
 @pytest.mark.parametrize("curv_type", ["full", "kfac", "diagonal"])
 def test_posterior_evidence_and_predictions_are_those_of_the_network(curv_type):
-    head_fn, features = last_layer_features(model_fn, PARAMS, (X, Y, jnp.linspace(0, 2, 10)))
+    weighted = cases.weighted(X, Y, jnp.linspace(0, 2, 10))
+    head_fn, features = last_layer_features(model_fn, PARAMS, weighted)
     options = {"loss_fn": "cross_entropy", "curv_type": curv_type, "subset": "last_layer"}
     prior = {"prior_prec": 0.3}
-    weighted = (X, Y, jnp.linspace(0, 2, 10))
     whole, _ = laplax.laplace(model_fn, PARAMS, weighted, **options)
     cut, _ = laplax.laplace(head_fn, PARAMS, features, **options)
     evidence = [

@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.test_util import check_grads
 
-from cases import weighted
+import cases
 from laplax import (
     GridSearch,
     calibration,
@@ -420,7 +420,8 @@ def test_gauss_newton_solves_a_linear_model(count, degree, weighted):
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.uniform(-1, 1, count))
     y = jnp.asarray(rng.standard_normal((count, 2)))
-    data = (x, y, jnp.asarray(rng.uniform(0, 2, count))) if weighted else (x, y)
+    weight = jnp.asarray(rng.uniform(0, 2, count))
+    data = cases.weighted(x, y, weight) if weighted else (x, y)
     params = {"w": jnp.asarray(rng.standard_normal((degree - 1, 2))), "b": jnp.zeros(2)}
     points = jnp.linspace(-1, 1, 5)
     objective = fsp_objective(
@@ -515,12 +516,14 @@ def test_the_objective_does_not_count_what_is_masked():
     )
     params, kept = jnp.asarray([0.3, -0.2, 0.5, 0.1, 0.2]), jnp.asarray([0, 1, 3])
     expected = objective(params, (x[kept], y[kept]), x)
-    np.testing.assert_allclose(objective(params, weighted(x, y, mask), x), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        objective(params, cases.weighted(x, y, mask), x), expected, rtol=1e-12
+    )
     trained = [
         train(
             objective, params, data, context=x, key=jax.random.key(0), optimizer="gauss_newton"
         ).params
-        for data in (weighted(x, y, mask), (x[kept], y[kept]))
+        for data in (cases.weighted(x, y, mask), (x[kept], y[kept]))
     ]
     np.testing.assert_allclose(*trained, rtol=1e-8)
 

@@ -33,7 +33,7 @@ def by_rows(monkeypatch, *args, **options):
 @pytest.mark.parametrize("curvature", ["ggn", "fisher_empirical"])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 7}, {"num_total_samples": 300}])
 def test_one_layer_equals_rows(monkeypatch, subset, curvature, options):
-    data = (X, jnp.arange(30) % 3, jnp.linspace(0, 2, 30))
+    data = cases.weighted(X, jnp.arange(30) % 3, jnp.linspace(0, 2, 30))
     args = (model_fn, PARAMS, data)
     options = {"loss_fn": "cross_entropy", "subset": subset, "curvature": curvature, **options}
     seen = []
