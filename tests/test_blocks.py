@@ -99,7 +99,7 @@ def test_a_masked_token_is_a_token_that_is_not_there(curv_type, approx, padding)
     mask = jnp.arange(5) < 2
     padded = jnp.where(mask[:, None], x, padding)
     options = {"approx": approx, "batch_size": 4}
-    masked = (padded, y, jnp.broadcast_to(mask, (6, 5)))
+    masked = cases.weighted(padded, y, jnp.broadcast_to(mask, (6, 5)))
     actual = dense(shared_linear, params, masked, curv_type, **options)
     expected = dense(shared_linear, params, (x[:, :2], y[:, :2]), curv_type, **options)
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-11)
@@ -172,7 +172,7 @@ def test_a_masked_token_that_others_see_counts():
         return hidden + hidden.mean(0)
 
     mask = jnp.arange(5) < 2
-    data = (x, random(6, 5, 2, seed=5), jnp.broadcast_to(mask, (6, 5)))
+    data = cases.weighted(x, random(6, 5, 2, seed=5), jnp.broadcast_to(mask, (6, 5)))
     mixing = (jnp.eye(5) + 1 / 5)[:2]  # d out_s / d hidden_t for the tokens s that are judged
     inputs = jnp.einsum("nti,ntj->ij", x, x) / (6 * 5)
     outputs = 6 * jnp.sum(mixing**2) * jnp.eye(2)

@@ -109,7 +109,7 @@ class Posterior:
         return jax.random.normal(key, (self.space.size,), self.space.dtype)
 
     def _moved(self, offset: PyTree) -> PyTree:
-        return jax.tree.map(jnp.add, self.mean, offset)
+        return jax.tree.map(lambda x, by: jnp.broadcast_to(x, by.shape) + by, self.mean, offset)
 
     def log_prob(self, params: PyTree) -> jax.Array:
         """Log density at `params` (a pytree like the mean, or flat).

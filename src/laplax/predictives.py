@@ -224,7 +224,7 @@ def gaussian_samples(
         raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     mean, cov = _mean_and_cov(mean, cov)
     noise = jax.random.normal(key, (num_samples, *mean.shape), mean.dtype)
-    return mean + jnp.einsum("...ij,s...j->s...i", _symmetric_root(cov), noise)
+    return mean[None] + jnp.einsum("...ij,s...j->s...i", _symmetric_root(cov), noise)
 
 
 # --- the parts -----------------------------------------------------------------------------

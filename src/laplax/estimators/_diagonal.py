@@ -95,8 +95,8 @@ class Hutchinson(Estimator):
             products = probes * operator.mm(probes)
             # Welford's update for a block: stable where a plain sum of squares is not.
             done += count
-            change = products - mean
+            change = products - mean[None]
             mean = mean + jnp.sum(change, axis=0) / done
-            spread = spread + jnp.sum(change * (products - mean), axis=0)
+            spread = spread + jnp.sum(change * (products - mean[None]), axis=0)
         error = jnp.sqrt(jnp.maximum(spread, 0) / (done * (done - 1)))
         return Diagonal(settle_negative(mean, operator)), {"standard_error": error}

@@ -147,4 +147,4 @@ def settle_dense(matrix: jax.Array, operator: CurvatureOperator) -> jax.Array:
     """A dense matrix with the policy for negative eigenvalues applied."""
     values, vectors = eigh(matrix)
     settled = settle_negative(values, operator)
-    return jnp.where(values[0] < 0, (vectors * settled) @ vectors.T, matrix)
+    return jnp.where(values[0] < 0, (vectors * settled[None]) @ vectors.T, matrix)

@@ -52,7 +52,7 @@ class Decomposition(NamedTuple):
     @property
     def inverse_root(self) -> jax.Array:
         """L of the paper: L L^T ~= K^-1 on the span of Q."""
-        return self.vectors * jax.lax.rsqrt(self.values)
+        return self.vectors * jax.lax.rsqrt(self.values)[None]
 
     def rest(self, g: jax.Array) -> jax.Array:
         """What of g (n, k) lies outside of Q."""

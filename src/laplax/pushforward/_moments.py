@@ -65,7 +65,7 @@ def linear_moments(
         # One set of weights for all inputs: each sample is a function.
         offsets = posterior.offsets(key, recipe.num_samples)
         _, push = jax.linearize(lambda params: model.batch(input, params), posterior.mean)
-        samples = f + jax.lax.map(push, offsets)
+        samples = f[None] + jax.lax.map(push, offsets)
     return Moments(f, f, var.reshape(f.shape).astype(f.dtype), cov, samples)
 
 

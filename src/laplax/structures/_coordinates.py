@@ -159,7 +159,8 @@ class OuterCoordinates(FactorCoordinates):
         def one(of_example: tuple[tuple[jax.Array, ...], jax.Array]) -> jax.Array:
             factors, z = of_example
             a, g = self._both(factors)
-            rows = a[:, :, None] * g[:, :, None]  # (C, B, I, O); an einsum would turn it twice
+            # Not an einsum, which would turn it twice.
+            rows = a[None, :, :, None] * g[:, :, None]  # (C, B, I, O)
             rest = rows.reshape(z.shape[0], -1) - z @ rows_of_basis
             return rest @ rest.T
 

@@ -97,23 +97,20 @@ def trace_taps(model: Model, params: PyTree, input: PyTree) -> Program:
     jaxpr = jax.make_jaxpr(model.one)(input, params)
     leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
-    found: list[tuple[Cell, Interpreter]] = []
+    found: dict[str, Any] = {}  # nothing that is traced: it would outlive its trace
 
     def dry(input: PyTree, params: PyTree) -> list[Any]:
-        found.append(empty.interpret(input, params))
-        return found[-1][1].outs
+        out, seen = empty.interpret(input, params)
+        found["uses"] = tuple(seen.uses)
+        found["uncovered"] = _uncovered(jaxpr.jaxpr, seen, len(leaves))
+        found["last"] = tuple(sorted(out.origin.met, key=lambda meeting: meeting.leaves))
+        found["output_tap"] = out.copy_of
+        found["read_once"] = frozenset(tap for tap, n in seen.readers.items() if n == 1)
+        return seen.outs
 
     outs = jax.eval_shape(dry, input, params)
-    out, interpreter = found[-1]
-    return dataclasses.replace(
-        empty,
-        uses=tuple(interpreter.uses),
-        out_structs=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs),
-        uncovered=_uncovered(jaxpr.jaxpr, interpreter, len(leaves)),
-        last=tuple(sorted(out.origin.met, key=lambda meeting: meeting.leaves)),
-        output_tap=out.copy_of,
-        read_once=frozenset(tap for tap, n in interpreter.readers.items() if n == 1),
-    )
+    structs = tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outs)
+    return dataclasses.replace(empty, out_structs=structs, **found)
 
 
 def _uncovered(jaxpr: Any, interpreter: Interpreter, count: int) -> tuple[tuple[int, str], ...]:
