@@ -362,7 +362,7 @@ def test_masked_examples_do_not_count_towards_the_part():
     mask = REPEATS > 0  # 7 of 10
     dropped = (X[mask], Y[mask])
     expected = {name: 3 * value for name, value in answers(lambda: dropped).items()}
-    for make in (lambda: (X, Y, mask), lambda: weighted_batches(mask)):
+    for make in (lambda: cases.weighted(X, Y, mask), lambda: weighted_batches(mask)):
         assert_same(answers(make, num_total_samples=21), expected)
         np.testing.assert_allclose(fit(make(), num_total_samples=21), 3 * fit(dropped), rtol=1e-9)
 

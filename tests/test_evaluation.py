@@ -212,7 +212,7 @@ def test_masked_outputs_are_not_judged():
     mask = np.asarray(cases.random(13, 3, seed=57) > 0)
     mean, variance = moments("mse")
     variance = (variance + ARGUMENTS["mse"]["sigma_squared"])[mask]
-    results, _ = evaluate("mse", (X, TARGETS["mse"], jnp.asarray(mask)))
+    results, _ = evaluate("mse", cases.weighted(X, TARGETS["mse"], jnp.asarray(mask)))
     assert_results(results, regression_by_hand(mean[mask], variance, TARGETS["mse"][mask]))
 
 
