@@ -288,10 +288,12 @@ def test_calibration_and_evaluation_work_unchanged():
         (X, Y),
         calibration_objective="nll",
         calibration_method=laplax.GridSearch(grid=[0.5]),
+        prior_arguments={"sigma_squared": 2.0},
     )[1]
-    by_hand = laplax.evaluation(
-        posterior_fn, tanh_net, PARAMS, {"prior_prec": 0.5}, (X, Y), metrics=["nll"]
-    )[0]
+    arguments = {"prior_prec": 0.5, "sigma_squared": 2.0}
+    by_hand = laplax.evaluation(posterior_fn, tanh_net, PARAMS, arguments, (X, Y), metrics=["nll"])[
+        0
+    ]
     np.testing.assert_allclose(searched.trace.values[0], by_hand["nll"], rtol=1e-9)
 
 
