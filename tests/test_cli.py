@@ -78,6 +78,18 @@ def test_info_names_versions_devices_and_precision(capsys):
     assert f"{'precision':12}float64" in out
 
 
+def test_rows_are_printed_and_flushed_as_they_come(project, monkeypatch):
+    printed = []
+    monkeypatch.setattr("builtins.print", lambda *text, **how: printed.append((*text, how)))
+    assert main(["report", "my_cli_project:problem", "--no-progress", "--max-gib", "1e-9"]) == 0
+    (first, how), (second, how_then), *rest = printed
+    assert first.startswith("MAP: rmse ")
+    assert second.startswith("diagonal: note does not fit: it needs about")
+    assert how == how_then == {"flush": True}
+    assert "max_bytes=1 B" in second
+    assert "Test metrics" in rest[-1][0]
+
+
 def test_report_writes_a_page_and_figures_from_arrays_of_a_file(project, capsys):
     np.savez(project / "data.npz", x=np.ones((3, 1)))
     given = ["my_cli_project:from_file", "--data", "data.npz", "--out", "made"]

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import laplax
+from laplax._problem import make_problem
 from laplax._report import Table
+from laplax._report._budget import estimated_cost
 from laplax._report._html import write_page
 
 mpl.use("Agg")
@@ -97,6 +99,84 @@ def test_a_curvature_that_does_not_fit_is_a_row_that_says_why(classified):
     assert "does not fit: ValueError: curv_type='full' for 24 parameters needs" in row["note"]
     assert made.metrics.rows[-1] == {"name": "too large", "note": "no fit"}
     assert "too large" not in made.prior_arguments
+
+
+def small_report(**change):
+    given = {
+        "train": points(20, 2),
+        "test": points(5, 2),
+        "loss_fn": "mse",
+        "curvatures": ["full", "diagonal", "kfac"],
+    }
+    return laplax.report(network, weights(2, 1), **{**given, **change})
+
+
+@pytest.mark.parametrize("limit", [{"max_bytes": 4000}, {"max_seconds": 2e-6}])
+def test_what_would_not_fit_is_left_out_before_work_starts(limit, monkeypatch):
+    tried = []
+    fit = laplax._report._fit.laplace
+
+    def watched(*args, **options):
+        tried.append(options["curv_type"])
+        return fit(*args, **options)
+
+    monkeypatch.setattr(laplax._report._fit, "laplace", watched)
+    made = small_report(**limit)
+    rows = {row["name"]: row for row in made.fits.rows}
+    name = next(iter(limit))
+    assert "does not fit: it needs about" in rows["full"]["note"]
+    assert f"{name}=" in rows["full"]["note"]
+    assert rows["full"].keys() == {"name", "note"}
+    assert "full" not in tried
+    assert "diagonal" in tried
+    assert "full" in str(made)
+
+
+def test_estimates_follow_the_sizes_of_parameters_and_data():
+    def cost(curv_type, n, hidden, **options):
+        params = weights(2, 3, hidden)
+        data = points(n, 2, 3)
+        made = make_problem(network, params, data, "cross_entropy")
+        return estimated_cost(made, {"curv_type": curv_type, **options}, 10)
+
+    # 4,000 rows of 36,000 parameters
+    many = cost("full", 2_000, 6_000)
+    assert many.bytes > 2 * 2**30
+    assert many.seconds > 120
+    assert cost("diagonal", 2_000, 6_000).seconds < 60
+    assert cost("full", 2_000, 8).seconds < 60
+    assert cost("lanczos", 2_000, 6_000, rank=40).bytes == pytest.approx(
+        2 * cost("lanczos", 2_000, 6_000, rank=20).bytes
+    )
+    assert cost("kfac", 100, 4_000).flops > 8 * cost("kfac", 100, 1_000).flops
+    assert cost("full", 50, 100, subset="v").bytes < cost("full", 50, 100).bytes
+
+
+def test_rows_come_one_by_one_as_soon_as_they_are_there(monkeypatch):
+    events = []
+    fit = laplax._report._report.fit_curvature
+
+    def watched(setting, name):
+        events.append(("starts", name))
+        return fit(setting, name)
+
+    monkeypatch.setattr(laplax._report._report, "fit_curvature", watched)
+    rows = []
+
+    def on_row(row):
+        events.append(("row", row["name"]))
+        rows.append(row)
+
+    made = small_report(on_row=on_row, curvatures=["diagonal", "kfac"])
+    assert events == [
+        ("row", "MAP"),
+        ("starts", "diagonal"),
+        ("row", "diagonal"),
+        ("starts", "kfac"),
+        ("row", "kfac"),
+    ]
+    for row, fits, metrics in zip(rows[1:], made.fits.rows, made.metrics.rows[1:], strict=True):
+        assert row == {**fits, **metrics}
 
 
 def test_only_figures_that_fit_are_drawn_as_png_and_svg(classified):
@@ -251,6 +331,8 @@ def test_without_a_directory_nothing_is_drawn(monkeypatch):
         ({"calibration_objective": "nll"}, ValueError, "pass calibration="),
         ({"calibration_objective": "nlll"}, ValueError, "did you mean 'nll'"),
         ({"loss_fn": "poisson"}, ValueError, "a report is for loss_fn"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be positive"),
+        ({"max_seconds": -1.0}, ValueError, "max_seconds must be positive"),
         ({"ood": jnp.ones((4, 3))}, ValueError, "ood must hold inputs like"),
         ({"ood": (jnp.ones((4, 2)),) * 2}, ValueError, "inputs alone"),
         ({"test": (jnp.ones((4, 2)), jnp.ones(4))}, ValueError, "target"),

@@ -47,8 +47,10 @@ class Drawing:
 def figures_for(drawing: Drawing) -> Iterator[Plan]:
     """Only what fits the problem."""
     setting = drawing.setting
-    if "figure" in setting.inputs:
-        yield confidence_maps(drawing) if setting.classification else bands(drawing)
+    if "figure" in setting.inputs and setting.classification:
+        yield confidence_maps(drawing)
+    elif "figure" in setting.inputs and drawing.fitted:
+        yield bands(drawing)
     if setting.classification:
         yield reliability(drawing)
         yield confidences(drawing)

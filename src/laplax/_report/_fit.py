@@ -26,8 +26,8 @@ from ..metrics import auroc, fpr95
 from ..posterior import CurvEstimate, PosteriorFn
 from ..pushforward._fields import Moments, Recipe, make_fields, make_recipe
 from ..pushforward._moments import map_chunks
-from ..pushforward._prediction import Prediction
-from ..pushforward._predictive import SetProbPredictive, predict, predictive
+from ..pushforward._predictive import ProbPredictive, SetProbPredictive, predict, predictive
+from ._budget import Budget, estimated_cost
 from ._setting import Setting
 
 # What a fit may meet that is not a mistake in the call: memory, an indefinite Hessian, a layer
@@ -63,11 +63,20 @@ def fit_curvature(setting: Setting, name: str) -> Fitted | Refused:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
+            excess = _excess(setting, name)
+            if excess is not None:
+                return Refused(name, excess)
             fitted = _fit(setting, name)
         except EXPECTED as error:
             return Refused(name, f"{type(error).__name__}: {error}".split("\n")[0])
     notes = list(dict.fromkeys(str(w.message).split(";")[0] for w in caught))
     return dataclasses.replace(fitted, row={**fitted.row, "note": "; ".join(notes)})
+
+
+def _excess(setting: Setting, name: str) -> str | None:
+    """Why a curvature is not tried at all, or None."""
+    cost = estimated_cost(setting.problem, setting.curvatures[name], setting.num_inputs)
+    return Budget(setting.max_bytes, setting.max_seconds).excess(cost)
 
 
 def _fit(setting: Setting, name: str) -> Fitted:
@@ -89,11 +98,10 @@ def _fit(setting: Setting, name: str) -> Fitted:
     chosen, curve = _search(setting, spectral)
     calibrated = time.perf_counter()
     made = predictive(spectral, setting.model_fn)
-    evidence, effective, variances, prediction = _answers(
-        made, chosen, setting.fit, setting.everything(), _fields(setting)
-    )
+    evidence, effective, variances, judged = _answers(made, chosen, setting.fit)
     if not math.isfinite(float(evidence)):
         raise ValueError(f"the evidence is not finite at the chosen hyperparameters {chosen}")
+    prediction = predict(judged, setting.everything(), _fields(setting))
     row = {
         "name": name,
         "parameters": posterior_fn.space.size,
@@ -135,20 +143,19 @@ def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, floa
     return chosen, shown
 
 
-@functools.partial(compiled, static_argnums=(4,))
+@compiled
 def _answers(
-    made: SetProbPredictive,
-    prior_arguments: Mapping[str, Any],
-    fit: DataFit,
-    inputs: PyTree,
-    fields: tuple[str, ...],
-) -> tuple[jax.Array, jax.Array, PyTree, Prediction]:
-    """Evidence, effective parameters, variances and predictions, compiled as one."""
+    made: SetProbPredictive, prior_arguments: Mapping[str, Any], fit: DataFit
+) -> tuple[jax.Array, jax.Array, PyTree, ProbPredictive]:
+    """Evidence, effective parameters, variances and the predictive, compiled as one.
+
+    Predictions are not: convolutions in one program with the loop over inputs are slow on a CPU.
+    """
     posterior_fn = made.posterior_fn
     evidence = log_marginal_likelihood(posterior_fn, prior_arguments, data=fit)
     effective = effective_parameters(posterior_fn, prior_arguments)
     variances = posterior_fn(prior_arguments).variance()
-    return evidence, effective, variances, predict(made(prior_arguments), inputs, fields)
+    return evidence, effective, variances, made(prior_arguments)
 
 
 def _recipe(setting: Setting, predictive_type: str | None = None) -> Recipe:

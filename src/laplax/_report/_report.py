@@ -30,6 +30,9 @@ from ._tables import Table
 
 LOWER = ("rmse", "nll", "crps", "brier", "ece", "mce", "adaptive_ece", "fpr95")
 HIGHER = ("accuracy", "auroc")
+MAX_BYTES = 1.5 * 2**30  # for one curvature, beside what the process holds
+MAX_SECONDS = 60.0
+OnRow = Callable[[Mapping[str, Any]], None]
 FIT_COLUMNS = {
     "name": "curvature",
     "parameters": "parameters",
@@ -92,6 +95,9 @@ def report(
     out: str | Path | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    on_row: OnRow | None = None,
+    max_bytes: float = MAX_BYTES,
+    max_seconds: float = MAX_SECONDS,
 ) -> Report:
     """Fit several curvatures, calibrate each, judge all against the MAP, and draw what fits.
 
@@ -118,6 +124,12 @@ def report(
             draws nothing.
         seed: Seeds the estimators that draw.
         progress: Show bars; by default when a terminal is attached.
+        on_row: Called with each row, a mapping, as soon as it is there: the MAP's metrics, then
+            numbers and metrics of one curvature after the other, for example
+            `on_row=lambda row: print(row, flush=True)`.
+        max_bytes: What one curvature may hold. One that would need more, by an estimate from
+            the numbers of parameters and examples, is left out; its row says so.
+        max_seconds: How long one may take, by the same estimate.
 
     Returns:
         A `Report`: tables as plain data, and paths.
@@ -136,6 +148,9 @@ def report(
         >>> [row["name"] for row in made.metrics.rows]
         ['MAP', 'diagonal']
     """
+    for name, limit in (("max_bytes", max_bytes), ("max_seconds", max_seconds)):
+        if not limit > 0:
+            raise ValueError(f"{name} must be positive (float('inf') is no limit); got {limit}")
     folder = None if out is None else output_directory(out)
     if curvatures is None:
         curvatures = CURVATURES if subset is None else CURVATURES[:-1]
@@ -164,8 +179,14 @@ def report(
         ),
         seed,
         progress,
+        max_bytes,
+        max_seconds,
     )
-    return _made(setting, title, folder)
+    return _made(setting, title, folder, on_row or _ignore)
+
+
+def _ignore(row: Mapping[str, Any]) -> None:
+    """Nobody listens."""
 
 
 def _objective(given: Any, calibration: Any) -> Any:
@@ -194,19 +215,25 @@ def output_directory(out: str | Path) -> Path:
     return folder
 
 
-def _made(setting: Setting, title: str, folder: Path | None) -> Report:
-    names = list(setting.curvatures)
-    bar = progress_bar(names, len(names), "curvatures", setting.progress)
-    results = [fit_curvature(setting, name) for name in bar]
-    fitted = [x for x in results if isinstance(x, Fitted)]
+def _made(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> Report:
     predicted_map = predict_map(setting)
+    judged = {"MAP": judge(setting, predicted_map)}
+    on_row({"name": "MAP", **judged["MAP"]})
+    names, results = list(setting.curvatures), []
+    for name in progress_bar(names, len(names), "curvatures", setting.progress):
+        result = fit_curvature(setting, name)
+        results.append(result)
+        if isinstance(result, Fitted):
+            judged[name] = judge(setting, result.prediction)
+        on_row({**_fit_row(result), **judged.get(name, {})})
+    fitted = [x for x in results if isinstance(x, Fitted)]
     shown = _shown(setting, fitted)
     drawing = Drawing(setting, predicted_map, fitted, shown)
     made = Report(
         title,
         _summary(setting, shown),
         _fit_table(setting, results),
-        _metric_table(setting, predicted_map, results),
+        _metric_table(judged, results),
         _coverage_table(fitted),
         None if shown is None else shown.name,
         {x.name: x.prior_arguments for x in fitted},
@@ -235,23 +262,25 @@ def _fit_table(setting: Setting, results: list[Fitted | Refused]) -> Table:
     columns = dict(FIT_COLUMNS)
     if not setting.problem.likelihood.has_noise:
         del columns["sigma_squared"]
-    rows = [x.row if isinstance(x, Fitted) else _refusal(x) for x in results]
+    rows = [_fit_row(x) for x in results]
     if not any(row["note"] for row in rows):
         del columns["note"]
     return Table("Fits", columns, rows, {"log_evidence": max})
 
 
-def _refusal(refused: Refused) -> dict[str, Any]:
-    return {"name": refused.name, "note": f"does not fit: {refused.reason}"}
+def _fit_row(result: Fitted | Refused) -> dict[str, Any]:
+    if isinstance(result, Fitted):
+        return result.row
+    return {"name": result.name, "note": f"does not fit: {result.reason}"}
 
 
 def _metric_table(
-    setting: Setting, predicted_map: Mapping[str, Any], results: list[Fitted | Refused]
+    judged: Mapping[str, Mapping[str, float]], results: list[Fitted | Refused]
 ) -> Table:
-    rows: list[dict[str, Any]] = [{"name": "MAP", **judge(setting, predicted_map)}]
-    for x in results:
-        judged = judge(setting, x.prediction) if isinstance(x, Fitted) else {}
-        rows.append({"name": x.name, **judged} if judged else {"name": x.name, "note": "no fit"})
+    names = ["MAP", *(x.name for x in results)]
+    rows: list[dict[str, Any]] = [
+        {"name": name, **judged.get(name, {"note": "no fit"})} for name in names
+    ]
     keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("name", "note")))
     columns = {"name": "", **{key: key.replace("_", " ") for key in keys}}
     if any(isinstance(x, Refused) for x in results):

@@ -15,8 +15,8 @@ from .._data import Batch, Loader, as_data, whole_batch
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
-from ..curvature._kinds import curvature_class
-from ..estimators import estimator_class
+from ..curvature._kinds import Curvature, curvature_class
+from ..estimators import Estimator, estimator_class
 from ..likelihoods import (
     Bernoulli,
     Categorical,
@@ -47,6 +47,8 @@ class Setting:
     fit: DataFit
     seed: int
     progress: bool | None
+    max_bytes: float
+    max_seconds: float
 
     @property
     def classification(self) -> bool:
@@ -70,6 +72,11 @@ class Setting:
         """The shape of one input, if it is one array."""
         leaves = jax.tree.leaves(self.test.input)
         return tuple(leaves[0].shape[1:]) if len(leaves) == 1 else None
+
+    @property
+    def num_inputs(self) -> int:
+        """How many inputs are predicted."""
+        return sum(jax.tree.leaves(tree)[0].shape[0] for tree in self.inputs.values())
 
     def everything(self) -> PyTree:
         """All inputs in one batch: one compiled call per curvature serves every purpose."""
@@ -208,9 +215,15 @@ def resolve_curvatures(curvatures: Curvatures, subset: Any, seed: int) -> dict[s
         classes = [find(which) for find, which in pairs if isinstance(which, str)]
         if any("key" in _field_names(cls) for cls in classes):  # what draws, draws by the seed
             options = {"key": jax.random.key(seed), **options}
-        _resolve(curvature, curv_type, {k: x for k, x in options.items() if k not in _LAPLACE})
+        resolve_objects(options)
         resolved[str(name)] = options
     return resolved
+
+
+def resolve_objects(options: Mapping[str, Any]) -> tuple[Curvature, Estimator]:
+    """The curvature and the estimator that options of `laplace` stand for."""
+    own = {name: x for name, x in options.items() if name not in _LAPLACE}
+    return _resolve(options.get("curvature", "ggn"), options["curv_type"], own)
 
 
 def _named(name: str) -> dict[str, Any]:

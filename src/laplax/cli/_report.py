@@ -67,6 +67,18 @@ def add_command(commands: Any) -> None:
         help="a curvature to fit; give it several times (default: full, diagonal, kfac, lanczos, "
         "last_layer)",
     )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        metavar="S",
+        help="leave out a curvature that would take longer, by an estimate (default 60)",
+    )
+    parser.add_argument(
+        "--max-gib",
+        type=float,
+        metavar="GIB",
+        help="leave out a curvature that would hold more, by an estimate (default 1.5)",
+    )
     add_common(parser, "out/report")
     parser.set_defaults(run=run)
 
@@ -80,11 +92,31 @@ def run(args: argparse.Namespace) -> int:
     problem = find_problem(args.problem, arrays)
     if args.curvature:
         problem["curvatures"] = args.curvature
+    if args.max_seconds is not None:
+        problem["max_seconds"] = args.max_seconds
+    if args.max_gib is not None:
+        problem["max_bytes"] = args.max_gib * 2**30
     model_fn, params = problem.pop("model_fn"), problem.pop("params")
     output_directory(args.out)
-    made = report(model_fn, params, **problem, out=args.out, seed=args.seed, progress=args.progress)
-    print(f"{made}\n\n{made.html}: all of it on one page, with {len(made.pictures)} figures")
+    made = report(
+        model_fn,
+        params,
+        **problem,
+        out=args.out,
+        seed=args.seed,
+        progress=args.progress,
+        on_row=print_row,
+    )
+    print(f"\n{made}\n\n{made.html}: all of it on one page, with {len(made.pictures)} figures")
     return 0
+
+
+def print_row(row: Mapping[str, Any]) -> None:
+    """One line, now: a report can take minutes."""
+    from .._report._tables import show
+
+    values = [f"{key.replace('_', ' ')} {show(key, x)}" for key, x in row.items() if key != "name"]
+    print(f"{row['name']}: {', '.join(values)}", flush=True)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
