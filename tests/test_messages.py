@@ -408,7 +408,7 @@ def test_a_fit_on_other_lengths_is_refused(curv_type):
             ({"x": X[:4]}, Y[:4]),
             "batch 2 of the data differs .*every batch must be the same pytree",
         ),
-        ((X[:4], Y[:4], np.ones(4)), "batch 2 of the data has a weight, batch 1 has none"),
+        (weighted(X[:4], Y[:4], np.ones(4)), "batch 2 of the data has a weight, batch 1 has none"),
     ],
 )
 @pytest.mark.parametrize("curv_type", ["full", "kfac", "lanczos"])
@@ -425,9 +425,9 @@ def test_a_second_batch_of_another_dtype_is_named_where_the_model_refuses_it():
 
 
 def test_a_weight_missing_in_one_batch_is_named():
-    weighted = [weighted(*batch, np.ones(4)) for batch in batches()]
+    *most, last = batches()
     with pytest.raises(ValueError, match="batch 1 of the data has a weight, batch 3 has none"):
-        fit([*weighted[:2], weighted[2][:2]])
+        fit([*(weighted(*batch, np.ones(4)) for batch in most), last])
 
 
 # -- data -----------------------------------------------------------------------------------------
@@ -491,7 +491,7 @@ def test_a_whole_float_is_told_how_to_be_written():
 
 @pytest.mark.parametrize("four", [np.int64(4), np.uint8(4), jnp.asarray(4)], ids=repr)
 def test_whole_numbers_of_numpy_and_jax_are_taken(fitted, four):
-    lanczos = {"curv_type": "lanczos", "rank": 4}
+    lanczos = {"curv_type": "lanczos", "rank": 4, "num_products": 6}
     expected = fit(**lanczos)[1].to_dense()
     got = fit(curv_type="lanczos", rank=four, num_products=6, batch_size=four)[1].to_dense()
     np.testing.assert_allclose(got, expected, atol=1e-9)
@@ -703,7 +703,7 @@ def test_calibration_by_the_evidence_of_other_data_warns_once(fitted):
         batches(5),
         batches(5)[::-1],
         (X[::-1], Y[::-1]),
-        (np.concatenate([X, X + 1]), np.concatenate([Y, Y]), np.arange(2 * N) < N),
+        weighted(np.concatenate([X, X + 1]), np.concatenate([Y, Y]), np.arange(2 * N) < N),
         weighted(X, Y, np.ones(N)),
     ],
 )
