@@ -53,7 +53,9 @@ def warn_of_residuals(values: Any, residuals: Any, kept: Any, cure: str) -> None
     if not is_concrete(values, residuals, kept):
         return
     values, residuals = (np.asarray(x)[np.asarray(kept)] for x in (values, residuals))
-    far = residuals > CONVERGED * values
+    # More iterations do not lower what rounding leaves.
+    rounding = 100 * float(np.finfo(values.dtype).eps) * values.max(initial=0)
+    far = residuals > np.maximum(CONVERGED * values, rounding)
     if far.any():
         worst = float(np.max(residuals[far] / values[far]))
         warnings.warn(

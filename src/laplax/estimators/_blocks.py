@@ -211,7 +211,7 @@ def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
     if columns % shape[1]:
         return together
     token = jnp.arange(columns) // (columns // shape[1])
-    elsewhere = flows & (token[:, None] != jnp.arange(shape[1])[None])
+    elsewhere = flows & (token[:, None] != jnp.arange(shape[1])[None])[None]
     apart = ~jnp.any(elsewhere, axis=(1, 2))
     return jnp.where(apart[:, None], weight, together)
 

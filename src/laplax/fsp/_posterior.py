@@ -233,7 +233,7 @@ def _add_pull(
     f, pull = jax.vjp(lambda p: local.model.batch(batch.input, p), local.params)
 
     def one(column: jax.Array) -> PyTree:
-        cotangent = column[:, None] * direction
+        cotangent = column[:, None] * direction[None]
         return pull(cotangent.reshape(f.shape).astype(f.dtype))[0]
 
     return total + local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
@@ -263,7 +263,7 @@ def _fit(
     rows = [view.pull(d.inverse_root, W[:, i]) for i, d in enumerate(found)]
     basis, singular = _span(jnp.concatenate(rows))
     del rows
-    scaled = (basis / singular).T  # B = U / D
+    scaled = (basis / singular[None]).T  # B = U / D
     seen = view.push(scaled)
     residual = f - prior.mean_at(view.points, f.shape[1:], f.dtype)
     residual = residual.reshape(view.count, -1).astype(dtype) @ W

@@ -49,8 +49,9 @@ def _factor(prior: GPPrior, data: _Observed) -> _Factors:
     W = jnp.eye(outputs, dtype=y.dtype) if rotation is None else rotation.astype(y.dtype)
     residual = root[:, None] * (y - prior.mean_at(x, (outputs,), y.dtype)) @ W
     variance = noise + prior.noise(x, outputs, y.dtype)
+    roots = root[:, None] * root[None]
     factors = [
-        cholesky(root[:, None] * part.matrix(x).astype(y.dtype) * root + jnp.diag(variance[:, i]))
+        cholesky(roots * part.matrix(x).astype(y.dtype) + jnp.diag(variance[:, i]))
         for i, part in enumerate(parts)
     ]
     white = [solve_triangular(f, residual[:, i]) for i, f in enumerate(factors)]

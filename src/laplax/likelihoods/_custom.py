@@ -59,7 +59,7 @@ class Custom(Likelihood):
         root = jnp.sqrt(jnp.maximum(values, 0))
         if self.indefinite == "error":  # inside jit the failure travels as NaN, and is found there
             root = jnp.where(values < -noise, jnp.nan, root)
-        return (vectors * root).reshape(*f.shape, -1)
+        return (vectors * root[None]).reshape(*f.shape, -1)
 
     def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
         """The function must give one number for one example."""

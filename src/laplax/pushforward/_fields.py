@@ -264,7 +264,7 @@ def logits(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
         assert moments.var is not None
         noise = jax.random.normal(key, (recipe.num_samples,), moments.mean.dtype)
         noise = noise.reshape(-1, *(1,) * moments.mean.ndim)
-        return moments.mean + noise * jnp.sqrt(moments.var)
+        return moments.mean[None] + noise * jnp.sqrt(moments.var)[None]
     # The same draws for every input, so that a search compares hyperparameters, not noise, and
     # an input's row depends neither on its neighbours nor on the size of a chunk.
     noise_key, classes = jax.random.fold_in(key, 1), moments.mean.shape[-1]

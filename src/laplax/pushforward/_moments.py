@@ -86,7 +86,7 @@ def nonlinear_moments(
         together = networks_at_once(model, posterior.mean, input, recipe.num_samples)
         samples = jax.lax.map(lambda p: model.batch(input, p), ensemble, batch_size=together)
     mean, cov = jnp.mean(samples, axis=0), None
-    centred, freedom = samples - mean, recipe.num_samples - 1
+    centred, freedom = samples - mean[None], recipe.num_samples - 1
     if "pred_cov" in fields:
         flat = centred.reshape(*samples.shape[:2], -1)
         out = samples.shape[2:]

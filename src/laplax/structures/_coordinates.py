@@ -66,7 +66,7 @@ class RowCoordinates(Coordinates):
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of d."""
-        return RowCoordinates(self.rows * jnp.sqrt(d)).gram()
+        return RowCoordinates(self.rows * jnp.sqrt(d)[None, None]).gram()
 
     def gram(self) -> jax.Array:
         """One GEMM for every example."""

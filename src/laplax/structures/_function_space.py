@@ -35,7 +35,7 @@ class Core:
         squares = jnp.square(solve_triangular(factor, self.context.T))
         variance = jnp.cumsum(squares, axis=0)  # (r, m): row j of the first j + 1 directions
         bound = self.bound / tau
-        kept = jnp.all(variance <= (1 + TOLERANCE) * bound, axis=1)
+        kept = jnp.all(variance <= (1 + TOLERANCE) * bound[None], axis=1)
         last = jnp.sum(jnp.where(kept[:, None], squares, 0), axis=0)
         positive = last > 0
         ratio = jnp.where(positive, bound / jnp.where(positive, last, 1), 1)
@@ -109,7 +109,7 @@ class FunctionSpace(Structure):
 
     def diagonal(self) -> jax.Array:
         """Of U (U^T G U) U^T."""
-        scaled = self.basis * self.singular
+        scaled = self.basis * self.singular[None]
         return jnp.sum((scaled @ self.core.curvature) * scaled, axis=-1)
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "FunctionSpacePrecision":
@@ -127,7 +127,8 @@ class FunctionSpace(Structure):
 
     def project(self, jacobian: jax.Array) -> "FunctionSpaceProjection":
         """J B."""
-        return FunctionSpaceProjection((jacobian @ self.basis) / self.singular, self.core)
+        scaled = (jacobian @ self.basis) / self.singular[None, None]
+        return FunctionSpaceProjection(scaled, self.core)
 
 
 @pytree

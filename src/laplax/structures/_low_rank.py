@@ -60,7 +60,9 @@ class LowRank(Structure):
         roots = jnp.sqrt(c) * jnp.sqrt(self.eigenvalues)
         white = self.basis / jnp.sqrt(prior)[:, None]
         q, r = qr(white)
-        return GeneralLowRank(q, r * roots, _shifted_gram(white * roots), prior, self.dense_scale)
+        inner = r * roots[None]
+        gram = _shifted_gram(white * roots[None])
+        return GeneralLowRank(q, inner, gram, prior, self.dense_scale)
 
     def spectral(self) -> "LowRank":
         """It is in its eigenbasis."""
@@ -82,7 +84,7 @@ class SpectralProjection(Projection):
 
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
-        scaled = self.coordinates / (c * self.eigenvalues + prior)
+        scaled = self.coordinates / (c * self.eigenvalues + prior)[None, None]
         inside = jnp.einsum("ncr,ndr->ncd", scaled, self.coordinates)
         return inside if self.outside is None else inside + self.outside / prior
 

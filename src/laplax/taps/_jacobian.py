@@ -71,7 +71,7 @@ class TapJacobian(Jacobian):
             return None
         rows, index = self.tapped.embedding_rows(taps[0])  # (n, C, T, D), (n, T)
         width = use.shape[1]
-        columns = index[:, :, None] * width + jnp.arange(width, dtype=index.dtype)
+        columns = index[:, :, None] * width + jnp.arange(width, dtype=index.dtype)[None, None]
         count = index.shape[0]
         return SparseCoordinates(rows.reshape(*rows.shape[:2], -1), columns.reshape(count, -1))
 

@@ -32,7 +32,7 @@ class MatmulUse:
 
     def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
         """The leaf's gradient for one example and one column."""
-        matrix = jnp.einsum("bti,bto->bio", self.act(a), self.out(g))
+        matrix = jnp.einsum("bti,bto->bio", self.act(a).astype(g.dtype), self.out(g))
         return transpose_map(self.weight, like, matrix)
 
 
