@@ -141,7 +141,7 @@ def or_refused(fn, *args):
     try:
         return fn(*args)
     except ValueError as error:
-        if "curvature outweighs the prior" in str(error):
+        if "their sum loses the latter" in str(error):
             return None
         raise
 
