@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arguments import outside
 from .._tree import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import Structure
@@ -62,7 +63,7 @@ def warn_of_residuals(values: Any, residuals: Any, kept: Any, cure: str) -> None
             f"{int(far.sum())} of {far.size} eigenpairs have not converged: their residuals "
             f"|G u - s u| are up to {worst:.0%} of the eigenvalue s. {cure}",
             ConvergenceWarning,
-            stacklevel=4,
+            stacklevel=outside(),
         )
 
 
