@@ -536,7 +536,8 @@ def test_a_weight_of_a_gp_is_an_observation_taken_that_often(prior):
     times = np.asarray([1, 3, 0, 2, 1])
     x, y = jnp.linspace(0.0, 2.0, 5), jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)))
     repeated = jnp.repeat(x, times), jnp.repeat(y, times, axis=0)
-    weighted = (x, y.at[2].set(1e3), jnp.asarray(times, float))  # what has no weight is not seen
+    unseen = y.at[2].set(1e3)  # it has no weight
+    weighted = cases.weighted(x, unseen, jnp.asarray(times, float))
     for s in (0.1, 2.0):
         once, often = (fsp.gp_log_evidence(prior, data, s) for data in (weighted, repeated))
         np.testing.assert_allclose(once, often, rtol=1e-8)
@@ -547,7 +548,7 @@ def test_a_weight_of_a_gp_is_an_observation_taken_that_often(prior):
 
 
 def test_a_weight_per_output_of_a_gp_is_refused():
-    data = (jnp.ones(3), jnp.ones((3, 2)), jnp.ones((3, 2)))
+    data = cases.weighted(jnp.ones(3), jnp.ones((3, 2)), jnp.ones((3, 2)))
     with pytest.raises(ValueError, match=r"one weight per example, shape \(3,\); got \(3, 2\)"):
         fsp.gp_log_evidence(fsp.RBF(), data, 0.1)
 

@@ -56,7 +56,7 @@ def test_a_layer_with_more_inputs_than_examples_equals_rows(monkeypatch, subset,
         "one": {"w": cases.random(21, 20), "b": cases.random(20)},
         "two": {"w": cases.random(3, 20, seed=1), "b": cases.random(3)},
     }
-    data = (cases.random(5, 21), jnp.arange(5) % 3, jnp.linspace(0, 2, 5))
+    data = cases.weighted(cases.random(5, 21), jnp.arange(5) % 3, jnp.linspace(0, 2, 5))
     if subset == "one/*":  # as many rows as outputs, or rows of their own
         params["one"] = {"w": cases.random(21, 4), "b": cases.random(4)}
         params["two"]["w"] = cases.random(3, 4, seed=1)
