@@ -297,9 +297,7 @@ def test_large_outputs_keep_their_curvature_finite():
 def test_the_enum_the_string_and_the_object_name_the_same_likelihood(member):
     likelihood = as_likelihood(member)
     assert as_likelihood(str(member)) == likelihood
-    assert (
-        as_likelihood(likelihood) == likelihood
-    )  # a copy: what its owner changes later is not seen
+    assert as_likelihood(likelihood) == likelihood  # a copy
     assert likelihood.name == member.value
 
 
