@@ -13,13 +13,12 @@ import laplax
 import models
 from laplax._model import Model, _equations, traced
 from laplax._tree import one_of
-from laplax.pushforward import jacobian
+from laplax.curvature import matrix_diagonal
+from laplax.pushforward import TapJacobian, jacobian
 from laplax.pushforward._moments import chunk_size
 from laplax.structures import LowRank
 from laplax.structures._coordinates import PositionCoordinates
 from laplax.structures._dense import DensePrecision
-from laplax.taps import TapJacobian
-from laplax.taps._batch import matrix_diagonal
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -15,10 +15,15 @@ from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
 from ._space import ParamSpace
 from ._tree import PyTree, all_finite, is_concrete, leaf_names
-from .curvature._kinds import CURVATURES, Curvature, curvature_class
-from .curvature._operator import CurvatureOperator, LocalCurvature, subset_scale
-from .estimators import ESTIMATORS, Estimator, estimator_class
-from .estimators._base import Diagnostics
+from .curvature import (
+    CURVATURES,
+    Curvature,
+    CurvatureOperator,
+    LocalCurvature,
+    curvature_class,
+    subset_scale,
+)
+from .estimators import ESTIMATORS, Diagnostics, Estimator, estimator_class
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate, Origin, PosteriorFn
 from .structures import Structure

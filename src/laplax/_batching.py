@@ -9,7 +9,8 @@ import numpy as np
 
 from ._data import Batch
 from ._memo import compiled, kept
-from ._model import Model, Traced, traced
+from ._model import Model
+from ._traced import Traced, traced
 from ._tree import PyTree, is_concrete, is_floating
 
 

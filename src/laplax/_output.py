@@ -1,14 +1,12 @@
 """What a model returns for one example, and what is wrong with it when it does not."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ._model import Model
 from ._tree import PyTree
-
-if TYPE_CHECKING:
-    from ._model import Model
 
 Output = jax.ShapeDtypeStruct
 
@@ -24,7 +22,7 @@ FLAX = {
 }
 
 
-def output_struct(model: "Model", params: PyTree, example: PyTree) -> Output:
+def output_struct(model: Model, params: PyTree, example: PyTree) -> Output:
     """Shape and dtype of the output for one example."""
     if model.vmap_over_data:
         _check_array(_called(model, params, example))
@@ -43,7 +41,7 @@ def describe(tree: PyTree) -> str:
     return str(shown).replace("'", "") if isinstance(shown, str) else str(shown)
 
 
-def _called(model: "Model", params: PyTree, seen: PyTree) -> Any:
+def _called(model: Model, params: PyTree, seen: PyTree) -> Any:
     """The traced output; what the model raises comes with what it was called with."""
     plain: list[Any] = []  # what is no array and would become one
 
@@ -62,7 +60,7 @@ def _called(model: "Model", params: PyTree, seen: PyTree) -> Any:
     return plain[0] if plain else out
 
 
-def raise_named(error: Exception, model: "Model", seen: PyTree) -> None:
+def raise_named(error: Exception, model: Model, seen: PyTree) -> None:
     """Name the cause of an error inside of the model, where it is one of input; keep the error."""
     kind = type(error).__name__
     given = "one example" if model.vmap_over_data else "a batch"

@@ -14,7 +14,7 @@ from ._memo import WeakInside
 from ._model import Model
 from ._problem import Problem, make_problem
 from ._tree import PyTree, pytree, static
-from .curvature._operator import subset_scale
+from .curvature import subset_scale
 from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFn, check_posterior_fn
 from .priors import PriorArguments

@@ -13,8 +13,9 @@ from ._data import Batch, Loader, as_data, progress_bar
 from ._flow import reaches
 from ._machine import MEMORY_BUDGET
 from ._memo import compiled, kept
-from ._model import Model, Traced, check_signature, traced
+from ._model import Model, check_signature
 from ._problem import check_params
+from ._traced import Traced, traced
 from ._tree import PyTree, one_of
 from .subset import last_layer
 from .taps import Program

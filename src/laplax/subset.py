@@ -9,11 +9,10 @@ import jax
 import numpy as np
 
 from ._enums import near_miss
-from ._model import Traced
 from ._space import ParamSpace
+from ._traced import Traced
 from ._tree import PyTree, leaf_names
-from .taps import Program
-from .taps._origin import ADDITIONS, PRODUCTS, Meeting
+from .taps import ADDITIONS, PRODUCTS, Meeting, Program
 
 Subset = str | re.Pattern[str] | Callable[[str], bool] | PyTree | None
 Masks = tuple[bool | np.ndarray, ...]

@@ -15,7 +15,8 @@ import numpy as np
 from .._api import laplace
 from .._machine import MEMORY_BUDGET
 from .._memo import compiled
-from .._model import Model, traced
+from .._model import Model
+from .._traced import traced
 from .._tree import PyTree, one_of
 from ..calibration import GridSearch, Trace
 from ..calibration import calibration as calibrate

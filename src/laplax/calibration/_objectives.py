@@ -15,7 +15,8 @@ from .._enums import CalibrationObjective, Pushforward, as_member
 from .._linalg import diagonal
 from .._machine import MEMORY_BUDGET
 from .._memo import WeakInside, compiled
-from .._model import Model, traced
+from .._model import Model
+from .._traced import traced
 from .._tree import PyTree, pytree, static
 from ..evaluation import (
     NOTHING_LEFT,
@@ -31,10 +32,16 @@ from ..likelihoods import DataFit
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFn
 from ..priors import PriorArguments
-from ..pushforward import ProbPredictive, SetProbPredictive
-from ..pushforward._fields import Moments, Recipe, make_fields
-from ..pushforward._moments import chunk_size, jacobian_for
-from ..pushforward._predictive import predict
+from ..pushforward import (
+    Moments,
+    ProbPredictive,
+    Recipe,
+    SetProbPredictive,
+    chunk_size,
+    jacobian_for,
+    make_fields,
+    predict,
+)
 from ..structures import Projection, Structure
 from ._table import prior_variance, tabulate
 

@@ -19,8 +19,7 @@ from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
 from .._problem import Problem
 from .._tree import ByValue, PyTree, is_concrete, pytree, static
-from ..likelihoods import Custom, Likelihood, weigh
-from ..likelihoods._custom import POLICIES
+from ..likelihoods import POLICIES, Custom, Likelihood, weigh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

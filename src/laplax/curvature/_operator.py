@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,9 @@ from .._data import Batch, Data, Loader
 from .._fold import Chunking, Zeros, fold
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
 from .._memo import WeakInside, compiled, kept
-from .._model import Model, ModelCost, Traced, traced
+from .._model import Model
 from .._space import ParamSpace
+from .._traced import ModelCost, Traced, traced
 from .._tree import (
     ByValue,
     PyTree,
@@ -27,10 +28,8 @@ from .._tree import (
     structs_of,
 )
 from ..likelihoods import Likelihood, weigh
+from ..taps import Program
 from ._kinds import Curvature, OuterProductCurvature
-
-if TYPE_CHECKING:
-    from ..taps import Program
 
 Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
 
@@ -45,7 +44,7 @@ class LocalCurvature(WeakInside):
     likelihood: Likelihood = static()
     space: ParamSpace = static()
 
-    def program(self, batch: Batch) -> "Program":
+    def program(self, batch: Batch) -> Program:
         """The model with taps. Not a field: JAX would keep it, with all constants of the model."""
         return traced(self.model, self.params, one_of(batch.input)).program
 
@@ -128,7 +127,7 @@ class CurvatureOperator:
         return self.traced.cost
 
     @property
-    def program(self) -> "Program":
+    def program(self) -> Program:
         """The model with taps."""
         return self.traced.program
 

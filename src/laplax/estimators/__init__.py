@@ -2,6 +2,7 @@
 
 from .._enums import CurvApprox, near_miss
 from ._base import ConvergenceWarning as ConvergenceWarning
+from ._base import Diagnostics as Diagnostics
 from ._base import Estimator as Estimator
 from ._blocks import EKFAC as EKFAC
 from ._blocks import KFAC as KFAC
@@ -9,7 +10,11 @@ from ._blocks import ExactBlocks as ExactBlocks
 from ._diagonal import ExactDiagonal as ExactDiagonal
 from ._diagonal import Hutchinson as Hutchinson
 from ._full import Full as Full
+from ._full import eigenpairs as eigenpairs
+from ._full import total_memory as total_memory
 from ._lanczos import Lanczos as Lanczos
+from ._lanczos import random_direction as random_direction
+from ._lanczos import tridiagonalise as tridiagonalise
 from ._lobpcg import Lobpcg as Lobpcg
 
 ESTIMATORS: dict[str, type[Estimator]] = {

@@ -13,12 +13,17 @@ from .._fold import Zeros, fold
 from .._linalg import eigh, eigh_on_host, turn
 from .._machine import on_cpu
 from .._tree import is_concrete, leaf_names
-from ..curvature import CurvatureOperator
-from ..curvature._operator import LocalCurvature
+from ..curvature import (
+    CurvatureOperator,
+    LocalCurvature,
+    Tapped,
+    bytes_per_example,
+    leaf_diagonal,
+    matrix_diagonal,
+    tap_batch,
+)
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
-from ..taps import Coverage, Program
-from ..taps._batch import Tapped, bytes_per_example, leaf_diagonal, matrix_diagonal, tap_batch
-from ..taps._layers import Layer, find_layers
+from ..taps import Coverage, Layer, Program, find_layers
 from ._base import Diagnostics, Estimator
 
 

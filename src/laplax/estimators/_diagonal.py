@@ -11,10 +11,14 @@ from .._arguments import check_key, whole_number
 from .._data import Batch
 from .._fold import Zeros
 from .._space import ParamSpace
-from ..curvature import CurvatureOperator
-from ..curvature._operator import LocalCurvature
+from ..curvature import (
+    CurvatureOperator,
+    LocalCurvature,
+    bytes_per_example,
+    coverage_of,
+    diagonal_of_batch,
+)
 from ..structures import Diagonal, Structure
-from ..taps._batch import bytes_per_example, coverage_of, diagonal_of_batch
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
 
 

@@ -14,8 +14,7 @@ from .._fold import Zeros
 from .._linalg import eigh, gram
 from .._machine import on_cpu
 from .._tree import is_concrete
-from ..curvature import CurvatureOperator
-from ..curvature._operator import LocalCurvature
+from ..curvature import CurvatureOperator, LocalCurvature
 from ..structures import Dense, LowRank, Structure
 from ._base import Diagnostics, Estimator, identity_blocks, numerical_rank, settle_negative
 from ._layer import layer_curvature, layer_eigenpairs, the_layer
@@ -91,17 +90,17 @@ def _smaller_side(operator: CurvatureOperator, rows: int) -> LowRank:
         # fold_rows scales by the factor that belongs to G; rows carry its root.
         filled = filled / jnp.sqrt(jnp.asarray(operator.scale, filled.dtype))
     if not is_concrete(filled):
-        return _eigenpairs(filled)
+        return eigenpairs(filled)
     if on_cpu() and rows <= HOST_ROWS and filled.dtype == np.float32:
         return _eigenpairs_on_host(np.asarray(filled))
-    pairs = _eigenpairs(filled)
+    pairs = eigenpairs(filled)
     return _leading(pairs, numerical_rank(np.sqrt(pairs.eigenvalues)))
 
 
 def _eigenpairs_on_host(rows: np.ndarray) -> LowRank:
     """The same by R R^T in double precision, which loses nothing that float32 rows have.
 
-    A QR of few columns instead of all: half of the time of `_eigenpairs`.
+    A QR of few columns instead of all: half of the time of `eigenpairs`.
     """
     wide = rows.astype(np.float64)
     values, vectors = np.linalg.eigh(wide @ wide.T)
@@ -120,7 +119,7 @@ def _leading(pairs: LowRank, rank: int) -> LowRank:
 
 
 @jax.jit
-def _eigenpairs(rows: jax.Array) -> LowRank:
+def eigenpairs(rows: jax.Array) -> LowRank:
     """Eigenpairs of R^T R. A QR keeps the basis orthonormal where R^T R W / sqrt(s) would not."""
     q, t = jnp.linalg.qr(rows.T)
     w, s, _ = jnp.linalg.svd(t)

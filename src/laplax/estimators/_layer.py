@@ -16,13 +16,9 @@ from .._data import Batch
 from .._fold import Chunking, Zeros, fold
 from .._linalg import eigh
 from .._tree import is_concrete
-from ..curvature import CurvatureOperator
-from ..curvature._operator import LocalCurvature
+from ..curvature import CurvatureOperator, LocalCurvature, tap_batch
 from ..structures import LowRank
-from ..taps import Program
-from ..taps._batch import tap_batch
-from ..taps._layers import Layer, layer_of
-from ..taps._uses import MatmulUse
+from ..taps import Layer, MatmulUse, Program, layer_of
 from ._base import numerical_rank
 
 

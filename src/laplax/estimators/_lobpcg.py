@@ -11,8 +11,7 @@ from .._fold import Chunking, fold
 from .._linalg import eigh
 from .._memo import compiled
 from .._tree import is_concrete
-from ..curvature import CurvatureOperator
-from ..curvature._operator import LocalCurvature, add_product
+from ..curvature import CurvatureOperator, LocalCurvature, add_product
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative, told_from_zero, warn_of_residuals
 from ._full import dense_curvature

@@ -14,10 +14,10 @@ from ._kernels import RationalQuadratic as RationalQuadratic
 from ._kernels import White as White
 from ._kernels import gram as gram
 from ._objective import fsp_objective as fsp_objective
-from ._objective import train as train
 from ._posterior import fsp_laplace as fsp_laplace
 from ._prior import GPPrior as GPPrior
 from ._regression import FittedPrior as FittedPrior
 from ._regression import fit_prior as fit_prior
 from ._regression import gp_log_evidence as gp_log_evidence
 from ._regression import gp_regression as gp_regression
+from ._train import train as train

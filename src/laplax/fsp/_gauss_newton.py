@@ -5,7 +5,7 @@ first-order steps stop far above the minimum. In the objective's own curvature i
 """
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,29 +15,17 @@ from .._data import Batch
 from .._linalg import cho_solve, cholesky
 from .._tree import PyTree
 from ..likelihoods import weigh
+from ._objective import FSPObjective, Parts
 
-if TYPE_CHECKING:
-    from ._objective import FSPObjective
-
-FASTER, SLOWER, TRIES = 1 / 3, 4.0, 12  # of the damping, after a step that was taken or refused
+DAMPING_DECREASE = 1 / 3  # after a step that lowered the objective
+DAMPING_INCREASE = 4.0  # after one that did not
+MAX_TRIES = 12
 FIRST_DAMPING = 1e-3  # relative to the largest curvature of a row
 ROWS_LIMIT = 4 * 2**30  # bytes
 
 
-class Parts(NamedTuple):
-    """The two terms of the objective."""
-
-    nll: jax.Array
-    norm: jax.Array
-
-    @property
-    def value(self) -> jax.Array:
-        """Their sum."""
-        return self.nll + self.norm
-
-
 def gauss_newton_steps(
-    objective: "FSPObjective", params: PyTree, batch: Batch, points: PyTree, outputs: int
+    objective: FSPObjective, params: PyTree, batch: Batch, points: PyTree, outputs: int
 ) -> Iterator[tuple[PyTree, Parts]]:
     """Parameters and objective after each Levenberg-Marquardt step; ends when none lowers it."""
     flat, unravel = ravel_pytree(params)
@@ -67,7 +55,7 @@ def _check_size(batch: Batch, points: PyTree, outputs: int, flat: jax.Array) -> 
 def _make_step(unravel: Callable[[jax.Array], PyTree]) -> Callable[..., Any]:
     @jax.jit
     def step(
-        objective: "FSPObjective",
+        objective: FSPObjective,
         flat: jax.Array,
         damping: jax.Array,
         batch: Batch,
@@ -88,20 +76,26 @@ def _make_step(unravel: Callable[[jax.Array], PyTree]) -> Callable[..., Any]:
             new = flat - _damped_solve(rows, gram, damping, gradient)
             reached, parts = value(new)
             lowered = reached < start  # False for NaN, too
-            return tries + 1, jnp.where(lowered, damping, SLOWER * damping), new, parts, lowered
+            return (
+                tries + 1,
+                jnp.where(lowered, damping, DAMPING_INCREASE * damping),
+                new,
+                parts,
+                lowered,
+            )
 
         def refused(state: Any) -> jax.Array:
-            return ~state[-1] & (state[0] < TRIES)
+            return ~state[-1] & (state[0] < MAX_TRIES)
 
         start_state = (0, damping, flat, parts, jnp.zeros((), bool))
         _, damping, new, reached, lowered = jax.lax.while_loop(refused, attempt, start_state)
-        return new, damping * FASTER, reached, lowered
+        return new, damping * DAMPING_DECREASE, reached, lowered
 
     return step
 
 
 def _curvature_rows(
-    objective: "FSPObjective",
+    objective: FSPObjective,
     unravel: Callable[[jax.Array], PyTree],
     flat: jax.Array,
     batch: Batch,

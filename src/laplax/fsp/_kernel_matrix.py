@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from .._linalg import eigh
 from .._tree import PyTree
-from ..estimators._lanczos import random_direction, tridiagonalise
-from ..pushforward._moments import map_chunks
+from ..estimators import random_direction, tridiagonalise
+from ..pushforward import map_chunks
 from ._kernels import KernelFn, gram
 from ._prior import Component
 

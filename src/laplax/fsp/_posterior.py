@@ -19,20 +19,19 @@ from .._model import Model
 from .._problem import make_problem
 from .._space import ParamSpace
 from .._tree import PyTree
-from ..curvature._kinds import Curvature, OuterProductCurvature
-from ..curvature._operator import CurvatureOperator, LocalCurvature
-from ..estimators._full import GIB, _eigenpairs, total_memory
+from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
+from ..estimators import eigenpairs, total_memory
 from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate, PosteriorFn
-from ..pushforward._moments import map_chunks
-from ..structures import FunctionSpace
-from ..structures._function_space import Core
+from ..pushforward import map_chunks
+from ..structures import Core, FunctionSpace
 from ..subset import Subset
 from ._checks import FSPWarning, check_context, check_kernels, warn_if_uncovered
 from ._kernel_matrix import Decomposition, KernelMatrix, decompose
 from ._kernels import gram_diagonal
 from ._prior import GPPrior, as_prior
 
+GIB = 2**30
 DEFAULT_RANK = 256
 
 
@@ -287,7 +286,7 @@ def _start(v: jax.Array, key: jax.Array) -> jax.Array:
 
 def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """U and D of the thin SVD; directions that are rounding errors are left out."""
-    pairs = _eigenpairs(rows)
+    pairs = eigenpairs(rows)
     singular = jnp.sqrt(pairs.eigenvalues)
     kept = singular > jnp.sqrt(jnp.finfo(rows.dtype).eps) * singular[0]
     rank = max(1, int(jnp.sum(kept)))

@@ -9,6 +9,7 @@ from ._base import DataFit as DataFit
 from ._base import Likelihood as Likelihood
 from ._base import weigh as weigh
 from ._categorical import Categorical as Categorical
+from ._custom import POLICIES as POLICIES
 from ._custom import Custom as Custom
 from ._elementwise import Bernoulli as Bernoulli
 from ._elementwise import Poisson as Poisson

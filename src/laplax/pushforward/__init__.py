@@ -1,7 +1,17 @@
 """From weight space to output space, linear or by sampling."""
 
-from ._moments import jacobian as jacobian
+from ._fields import Moments as Moments
+from ._fields import Recipe as Recipe
+from ._fields import make_fields as make_fields
+from ._fields import make_recipe as make_recipe
+from ._jacobian import TapJacobian as TapJacobian
+from ._jacobian import jacobian as jacobian
+from ._jacobian import jacobian_for as jacobian_for
+from ._moments import chunk_size as chunk_size
+from ._moments import map_chunks as map_chunks
+from ._prediction import FIELDS as FIELDS
 from ._prediction import Prediction as Prediction
 from ._predictive import ProbPredictive as ProbPredictive
 from ._predictive import SetProbPredictive as SetProbPredictive
+from ._predictive import predict as predict
 from ._predictive import predictive as predictive

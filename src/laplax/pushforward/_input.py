@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from .._data import Form, _to_array
-from .._model import Model, traced
+from .._model import Model
 from .._output import describe
+from .._traced import traced
 from .._tree import PyTree, one_of
 
 

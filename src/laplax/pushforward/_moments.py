@@ -9,33 +9,14 @@ import jax.numpy as jnp
 from .._enums import Predictive, Pushforward
 from .._linalg import diagonal
 from .._machine import CPU_CACHE, even_size
-from .._model import Model, Traced, traced
+from .._model import Model
 from .._space import ParamSpace
+from .._traced import Traced, traced
 from .._tree import PyTree, one_of
 from ..posterior import Posterior
-from ..structures import Jacobian, Precision, Structure
-from ..taps import TapJacobian, jacobian_bytes
+from ..structures import Precision, Structure
 from ._fields import Moments, Recipe
-
-
-def jacobian(model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> jax.Array:
-    """J of n inputs, shape (n, C, P): C vector-Jacobian products share one forward pass."""
-
-    def one(x: PyTree) -> jax.Array:
-        f, pull = jax.vjp(lambda p: model.one(x, p), params)
-        basis = jnp.eye(f.size, dtype=f.dtype).reshape(f.size, *f.shape)
-        return space.flatten(jax.vmap(pull)(basis)[0], batch_ndim=1)
-
-    return jax.vmap(one)(input)
-
-
-def jacobian_for(
-    user: Precision | Structure, model: Model, params: PyTree, space: ParamSpace, input: PyTree
-) -> jax.Array | Jacobian:
-    """J as its user takes it: in factors, so that rows of length P are not formed, or whole."""
-    if user.factored:
-        return TapJacobian(model, params, space, input)
-    return jacobian(model, params, space, input)
+from ._jacobian import jacobian_bytes, jacobian_for
 
 
 def linear_moments(

@@ -13,15 +13,16 @@ from .._data import Form
 from .._enums import Pushforward
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
 from .._memo import WeakInside, compiled
-from .._model import Model, traced
+from .._model import Model
+from .._traced import traced
 from .._tree import PyTree, is_concrete, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFn, check_posterior_fn
 from ._fields import Recipe, make_fields, make_recipe
 from ._input import check_input, check_shapes
+from ._jacobian import jacobian
 from ._moments import (
     chunk_size,
     draw_ensemble,
-    jacobian,
     map_chunks,
     moments_of,
 )

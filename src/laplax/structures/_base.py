@@ -1,14 +1,12 @@
-"""What a structure answers: the algebra of G, and of Lambda = c G + T."""
+"""What a posterior precision Lambda = c G + T answers, and G seen through Jacobians."""
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-
-from .._linalg import diagonal, eigh
 
 LOST = 2  # times eps: a number that is this share of those it was computed from has no digit left
 
@@ -126,68 +124,6 @@ class Projection(abc.ABC):
     @abc.abstractmethod
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C)."""
-
-
-class Structure(abc.ABC):
-    """How G is kept. No prior in it.
-
-    A new structure needs `size` and `mv`; every other answer has a dense default.
-    """
-
-    factored: ClassVar[bool] = False  # whether `project` takes a `Jacobian` too
-    own_prior: ClassVar[bool] = False  # whether the prior is inside, and `prior_prec` scales it
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int:
-        """P."""
-
-    @abc.abstractmethod
-    def mv(self, v: jax.Array) -> jax.Array:
-        """G v, for v of shape (P,) or (P, k)."""
-
-    @property
-    def width(self) -> int:
-        """How many columns J is multiplied with."""
-        return 0
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the numbers it holds."""
-        return jax.tree.leaves(self)[0].dtype
-
-    def to_dense(self) -> jax.Array:
-        """G as a (P, P) array."""
-        return self.mv(jnp.eye(self.size, dtype=self.dtype))
-
-    def diagonal(self) -> jax.Array:
-        """The diagonal of G, shape (P,)."""
-        return diagonal(self.to_dense())
-
-    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
-        """Lambda = c G + T."""
-        from ._dense import Dense
-
-        return Dense(self.to_dense()).precision(c, prior)
-
-    def check_prior(self, sources: Mapping[int, int | None]) -> None:
-        """Raise if this structure cannot take a prior of this granularity.
-
-        `sources` says, for each leaf by its start in the flat vector, which entry of the user's
-        pytree it took its one number from (None: it has one per parameter).
-        """
-        return
-
-    def spectral(self) -> "Structure":
-        """The same G in a form whose posterior under T = tau I is elementwise."""
-        from ._low_rank import LowRank
-
-        values, vectors = eigh(self.to_dense())
-        return LowRank(vectors, jnp.maximum(values, 0))
-
-    def project(self, jacobian: jax.Array) -> Projection:
-        """Push the eigenbasis through Jacobians (n, C, P)."""
-        return self.spectral().project(jacobian)
 
 
 def columns(d: jax.Array, v: jax.Array) -> jax.Array:

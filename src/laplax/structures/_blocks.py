@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import pytree, static
-from ._base import LOST, Precision, Structure
+from ._base import LOST, Precision
 from ._coordinates import Coordinates, Map, RowCoordinates
 from ._diagonal import CoordinateProjection, sum_covariance, sum_marginal
 from ._jacobian import Group, Jacobian, Outer, as_jacobian, diagonal_coordinates, take
+from ._structure import Structure
 
 
 class Block(abc.ABC):

@@ -1,4 +1,4 @@
-"""Full curvature as a (P, P) array; the posterior by Cholesky."""
+"""The posterior precision of a dense curvature, by Cholesky."""
 
 import math
 from typing import ClassVar
@@ -8,37 +8,8 @@ import jax.numpy as jnp
 
 from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree
-from ._base import LOST, Precision, Structure
+from ._base import LOST, Precision
 from ._jacobian import Jacobian, as_jacobian, matmul
-
-
-@pytree
-class Dense(Structure):
-    """G as it is."""
-
-    matrix: jax.Array
-
-    @property
-    def size(self) -> int:
-        """P."""
-        return self.matrix.shape[-1]
-
-    def mv(self, v: jax.Array) -> jax.Array:
-        """G v."""
-        return self.matrix @ v
-
-    def to_dense(self) -> jax.Array:
-        """G."""
-        return self.matrix
-
-    def precision(self, c: jax.Array, prior: jax.Array) -> "DensePrecision":
-        """Lambda = C C^T."""
-        precision = c * self.matrix + jnp.diag(jnp.broadcast_to(prior, (self.size,)))
-        factor = cholesky(precision)
-        # A pivot that is round-off of its diagonal entry is positive by luck.
-        least = LOST * jnp.finfo(factor.dtype).eps * diagonal(precision)
-        sound = jnp.all(jnp.square(diagonal(factor)) > least)
-        return DensePrecision(jnp.where(sound, factor, jnp.nan), prior)
 
 
 @pytree
@@ -110,3 +81,13 @@ class DensePrecision(Precision):
     @property
     def _inverse_factor(self) -> jax.Array:
         return self.scale_t_mv(jnp.eye(self.size, dtype=self.cholesky.dtype))
+
+
+def dense_precision(matrix: jax.Array, c: jax.Array, prior: jax.Array) -> DensePrecision:
+    """Lambda = c G + T = C C^T for G as a (P, P) array."""
+    precision = c * matrix + jnp.diag(jnp.broadcast_to(prior, matrix.shape[-1:]))
+    factor = cholesky(precision)
+    # A pivot that is round-off of its diagonal entry is positive by luck.
+    least = LOST * jnp.finfo(factor.dtype).eps * diagonal(precision)
+    sound = jnp.all(jnp.square(diagonal(factor)) > least)
+    return DensePrecision(jnp.where(sound, factor, jnp.nan), prior)

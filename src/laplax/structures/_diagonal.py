@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from .._tree import pytree
-from ._base import Precision, Projection, Structure, columns
+from ._base import Precision, Projection, columns
 from ._coordinates import Coordinates
 from ._jacobian import Jacobian, as_jacobian, diagonal_coordinates, take, total
+from ._structure import Structure
 
 
 @pytree

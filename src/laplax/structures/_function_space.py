@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from .._linalg import cholesky, diagonal, solve_triangular
 from .._tree import pytree
-from ._base import Precision, Projection, Structure, columns
+from ._base import Precision, Projection, columns
+from ._structure import Structure
 
 TOLERANCE = 1e-3  # a bound exceeded by less than this share is kept by shrinking, not by dropping
 

@@ -1,4 +1,4 @@
-"""Low-rank curvature U S U^T with orthonormal U."""
+"""The posterior precision of a low-rank curvature U S U^T with orthonormal U."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -8,69 +8,12 @@ import jax.numpy as jnp
 
 from .._linalg import cho_solve, cholesky, diagonal, qr, solve_triangular
 from .._tree import pytree, static
-from ._base import Precision, Projection, Structure, columns, t_mv
+from ._base import Precision, Projection, columns, t_mv
 from ._jacobian import PLENTY, Jacobian, split, total
 
 # Of a vector inside of U, round-off leaves eps outside, where its variance is eps^2 / tau: by more
 # than this share of 1 / (c s), the variance that it has, no posterior is given.
 ROUND_OFF = 1e-2
-
-
-@pytree
-class LowRank(Structure):
-    """G ~= U diag(S) U^T, U of shape (P, R) orthonormal, S >= 0.
-
-    `dense_scale` marks an exact full curvature kept on its smaller side (fewer rows than
-    parameters): its `state["scale"]` is then the (P, P) array that "full" promises.
-    """
-
-    basis: jax.Array
-    eigenvalues: jax.Array
-    dense_scale: bool = static(default=False)
-    factored: ClassVar[bool] = True
-
-    @property
-    def size(self) -> int:
-        """P."""
-        return self.basis.shape[-2]
-
-    @property
-    def rank(self) -> int:
-        """R."""
-        return self.basis.shape[-1]
-
-    @property
-    def width(self) -> int:
-        """R."""
-        return self.rank
-
-    def mv(self, v: jax.Array) -> jax.Array:
-        """U S U^T v."""
-        return self.basis @ columns(self.eigenvalues, t_mv(self.basis, v))
-
-    def diagonal(self) -> jax.Array:
-        """Rows of U squared, weighted by S."""
-        return jnp.square(self.basis) @ self.eigenvalues
-
-    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
-        """Elementwise in the basis for T = tau I; by an R x R Cholesky for a general T."""
-        if prior.ndim == 0:
-            return IsotropicLowRank(self.basis, c * self.eigenvalues, prior, self.dense_scale)
-        # Two roots, not the root of the product: its gradient in c fails where S is zero.
-        roots = jnp.sqrt(c) * jnp.sqrt(self.eigenvalues)
-        white = self.basis / jnp.sqrt(prior)[:, None]
-        q, r = qr(white)
-        inner = r * roots[None]
-        gram = _shifted_gram(white * roots[None])
-        return GeneralLowRank(q, inner, gram, prior, self.dense_scale)
-
-    def spectral(self) -> "LowRank":
-        """It is in its eigenbasis."""
-        return self
-
-    def project(self, jacobian: jax.Array | Jacobian) -> "SpectralProjection":
-        """J U, and the rest of J, which lies outside of U."""
-        return SpectralProjection(*split(jacobian, self.basis), self.eigenvalues)
 
 
 @pytree
@@ -94,6 +37,13 @@ class SpectralProjection(Projection):
         if self.outside is None:
             return inside
         return inside + diagonal(self.outside) / prior
+
+
+def spectral_projection(
+    jacobian: jax.Array | Jacobian, basis: jax.Array, eigenvalues: jax.Array
+) -> SpectralProjection:
+    """J U, and the rest of J, which lies outside of U."""
+    return SpectralProjection(*split(jacobian, basis), eigenvalues)
 
 
 @pytree
@@ -165,8 +115,8 @@ class IsotropicLowRank(Precision):
         """Through the basis."""
         return self._projection(jacobian).marginal(jnp.ones_like(self.prior), self.prior)
 
-    def _projection(self, jacobian: jax.Array | Jacobian) -> "SpectralProjection":
-        return LowRank(self.basis, self.eigenvalues).project(jacobian)
+    def _projection(self, jacobian: jax.Array | Jacobian) -> SpectralProjection:
+        return spectral_projection(jacobian, self.basis, self.eigenvalues)
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of log(1 + c S / tau): P, not R, copies of log tau belong to the prior."""
@@ -271,6 +221,23 @@ class GeneralLowRank(Precision):
     def scale(self) -> "jax.Array | GeneralLowRank":
         """A map, or the (P, P) array for a full curvature."""
         return self.scale_mv(_eye(self)) if self.dense_scale else self
+
+
+def general_low_rank(
+    basis: jax.Array, eigenvalues: jax.Array, c: jax.Array, prior: jax.Array, dense_scale: bool
+) -> GeneralLowRank:
+    """c U S U^T + T for one prior precision per parameter."""
+    # Two roots, not the root of the product: its gradient in c fails where S is zero.
+    roots = jnp.sqrt(c) * jnp.sqrt(eigenvalues)
+    white = basis / jnp.sqrt(prior)[:, None]
+    q, r = qr(white)
+    return GeneralLowRank(
+        q=q,
+        inner=r * roots[None],
+        cholesky=_shifted_gram(white * roots[None]),
+        prior=prior,
+        dense_scale=dense_scale,
+    )
 
 
 def _shifted_gram(x: jax.Array) -> jax.Array:

@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._flow import reaches
-from .._model import Model
 from .._tree import PyTree, leaf_names
 from ._interpret import Cell, Interpreter, whole_leaf
 from ._origin import Meeting, Origin
@@ -92,9 +91,9 @@ class Program:
         return acts, jax.vmap(pull)(columns)[0]
 
 
-def trace_taps(model: Model, params: PyTree, input: PyTree) -> Program:
-    """The program of a model, from shapes. `traced(...).program` remembers it."""
-    jaxpr = jax.make_jaxpr(model.one)(input, params)
+def trace_taps(fn: Callable[..., jax.Array], params: PyTree, input: PyTree) -> Program:
+    """The program of `fn(input, params)` for one example, from shapes."""
+    jaxpr = jax.make_jaxpr(fn)(input, params)
     leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
     found: dict[str, Any] = {}  # nothing that is traced: it would outlive its trace

@@ -14,12 +14,10 @@ from .._memo import kept
 from .._model import Model
 from .._space import ParamSpace
 from .._tree import PyTree
-from ..curvature._kinds import OuterProductCurvature
-from ..curvature._operator import LocalCurvature
 from ..likelihoods import weigh
-from ._coverage import Coverage
-from ._program import Program
-from ._uses import EmbeddingUse, LinearUse, MatmulUse, transpose_map
+from ..taps import Coverage, EmbeddingUse, LinearUse, MatmulUse, Program, transpose_map
+from ._kinds import OuterProductCurvature
+from ._operator import LocalCurvature
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

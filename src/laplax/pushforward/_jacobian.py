@@ -1,4 +1,4 @@
-"""The Jacobian of a network from its taps: a (x) g for a layer, rows where there is no layer."""
+"""The Jacobian of a network: whole, or from its taps, a (x) g for a layer and rows elsewhere."""
 
 import functools
 import math
@@ -7,16 +7,24 @@ import jax
 import jax.numpy as jnp
 
 from .._memo import kept
-from .._model import Model, traced
+from .._model import Model
 from .._space import ParamSpace
+from .._traced import traced
 from .._tree import PyTree, one_of
-from ..structures import Jacobian, Outer
-from ..structures._coordinates import SparseCoordinates
-from ..structures._jacobian import Group
-from ._batch import Tapped, bytes_per_example, run_taps
-from ._layers import layer_of
-from ._program import Program
-from ._uses import EmbeddingUse, MatmulUse
+from ..curvature import Tapped, bytes_per_example, run_taps
+from ..structures import Group, Jacobian, Outer, Precision, SparseCoordinates, Structure
+from ..taps import EmbeddingUse, MatmulUse, Program, layer_of
+
+
+def jacobian(model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> jax.Array:
+    """J of n inputs, shape (n, C, P): C vector-Jacobian products share one forward pass."""
+
+    def one(x: PyTree) -> jax.Array:
+        f, pull = jax.vjp(lambda p: model.one(x, p), params)
+        basis = jnp.eye(f.size, dtype=f.dtype).reshape(f.size, *f.shape)
+        return space.flatten(jax.vmap(pull)(basis)[0], batch_ndim=1)
+
+    return jax.vmap(one)(input)
 
 
 class TapJacobian(Jacobian):
@@ -86,6 +94,15 @@ class TapJacobian(Jacobian):
     def _leaves(self, group: Group) -> tuple[int, ...]:
         number = {start: i for i, (start, _) in self.space.slices.items()}
         return tuple(number[start] for start, _ in group)
+
+
+def jacobian_for(
+    user: Precision | Structure, model: Model, params: PyTree, space: ParamSpace, input: PyTree
+) -> jax.Array | Jacobian:
+    """J as its user takes it: in factors, so that rows of length P are not formed, or whole."""
+    if user.factored:
+        return TapJacobian(model, params, space, input)
+    return jacobian(model, params, space, input)
 
 
 def _one_hot_columns(f: jax.Array) -> jax.Array:
