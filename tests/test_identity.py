@@ -12,7 +12,8 @@ import pytest
 
 import cases
 import laplax
-from laplax._model import Model, traced
+from laplax._model import Model
+from laplax._traced import traced
 from laplax.likelihoods import Custom, Gaussian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -11,7 +11,8 @@ import pytest
 import cases
 import laplax
 import models
-from laplax._model import Model, _equations, traced
+from laplax._model import Model
+from laplax._traced import _equations, traced
 from laplax._tree import one_of
 from laplax.curvature import matrix_diagonal
 from laplax.pushforward import TapJacobian, jacobian

@@ -9,7 +9,8 @@ import pytest
 
 import laplax
 from cases import random
-from laplax._model import Model, traced
+from laplax._model import Model
+from laplax._traced import traced
 from laplax.subset import last_layer
 
 X = random(6, 3, seed=9)

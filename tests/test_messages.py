@@ -747,26 +747,21 @@ def shifted(input, params):
 OTHER = r"not the function that posterior_fn was fitted with, and its outputs are others"
 
 
-def test_another_model_of_the_same_shapes_warns(fitted):
-    with pytest.warns(InputWarning, match=OTHER):
-        predictive(fitted[0], shifted)
-    with pytest.warns(InputWarning, match=OTHER):
-        evidence(fitted[0], (X, Y), shifted)
+def test_another_model_of_the_same_shapes_is_refused(fitted):
     for call in (
+        lambda: predictive(fitted[0], shifted),
+        lambda: evidence(fitted[0], (X, Y), shifted),
         lambda: evaluation(fitted[0], shifted, PARAMS, PRIOR, (X, Y), metrics=["rmse"]),
         lambda: calibration(
             fitted[0], shifted, PARAMS, (X, Y), calibration_method=GridSearch(grid=[1.0])
         ),
     ):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with pytest.raises(ValueError, match=OTHER):
             call()
-        assert [w.category for w in caught] == [InputWarning]
-        assert caught[0].filename == __file__
 
 
-def test_a_model_that_does_not_take_the_training_inputs_warns(fitted):
-    with pytest.warns(InputWarning, match=OTHER):
+def test_a_model_that_does_not_take_the_training_inputs_is_refused(fitted):
+    with pytest.raises(ValueError, match=OTHER):
         predictive(fitted[0], lambda input, params: params["w"] @ input)
 
 
@@ -779,7 +774,7 @@ def test_a_model_that_does_not_take_the_training_inputs_warns(fitted):
     ],
     ids=["wrapped", "compiled", "written otherwise"],
 )
-def test_the_same_model_in_another_function_does_not_warn(fitted, prob_predictive, model_fn):
+def test_the_same_model_in_another_function_is_taken(fitted, prob_predictive, model_fn):
     got = predictive(fitted[0], model_fn)(PRIOR)(X).pred_var
     np.testing.assert_allclose(got, prob_predictive(X).pred_var, rtol=1e-12)
 
@@ -803,11 +798,20 @@ def test_a_last_layer_and_its_network_stand_for_each_other():
         np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
-def test_a_posterior_that_went_through_jit_or_pickle_says_nothing(fitted):
+def test_an_unpickled_posterior_takes_any_model_and_says_nothing(fitted):
     posterior_fn = pickle.loads(pickle.dumps(fitted[0]))
-    assert posterior_fn.origin is None
-    for other in (posterior_fn, jax.jit(lambda f: f)(fitted[0])):
-        assert bool(jnp.isfinite(evidence(other, (X + 1, Y), shifted)))
+    assert posterior_fn.model is None
+    assert posterior_fn.data is None
+    assert bool(jnp.isfinite(evidence(posterior_fn, (X + 1, Y), shifted)))
+    with pytest.raises(ValueError, match=r"was unpickled and does not know its model; pass"):
+        posterior_fn.predictive()
+
+
+def test_a_posterior_that_went_through_jit_knows_its_model_and_not_its_data(fitted):
+    posterior_fn = jax.jit(lambda f: f)(fitted[0])
+    assert bool(jnp.isfinite(evidence(posterior_fn, (X + 1, Y))))
+    with pytest.raises(ValueError, match=OTHER):
+        evidence(posterior_fn, (X, Y), shifted)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import pytest
 
 import cases
 import laplax
-from laplax import predictives
+from laplax import predictive, predictives
 from laplax._enums import Predictive, Pushforward
 from laplax.likelihoods import Likelihood
-from laplax.pushforward import Prediction, predictive
+from laplax.pushforward import Prediction
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

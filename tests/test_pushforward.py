@@ -10,8 +10,9 @@ import pytest
 import cases
 import laplax
 import models
+from laplax import predictive
 from laplax._enums import Pushforward
-from laplax.pushforward import _predictive, jacobian, predictive
+from laplax.pushforward import _predictive, jacobian
 from laplax.pushforward._moments import map_chunks
 from laplax.structures import BlockDiagonal
 

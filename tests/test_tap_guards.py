@@ -10,7 +10,8 @@ import pytest
 import laplax
 from cases import random
 from laplax._flow import reaches
-from laplax._model import Model, traced
+from laplax._model import Model
+from laplax._traced import traced
 from laplax.taps._interpret import UNROLLED, Interpreter
 from laplax.taps._program import _uncovered
 

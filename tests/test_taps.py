@@ -8,7 +8,7 @@ import pytest
 import cases
 import laplax
 import models
-from laplax._model import _equations
+from laplax._traced import _equations
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ._api import curvature_mv as curvature_mv
 from ._api import laplace as laplace
 from ._arguments import InputWarning as InputWarning
+from ._chain import PosteriorFn as PosteriorFn
+from ._chain import SetProbPredictive as SetProbPredictive
 from ._enums import CalibrationMethod as CalibrationMethod
 from ._enums import CalibrationObjective as CalibrationObjective
 from ._enums import CurvApprox as CurvApprox
@@ -13,26 +15,28 @@ from ._enums import CurvatureType as CurvatureType
 from ._enums import LossFn as LossFn
 from ._enums import Predictive as Predictive
 from ._enums import Pushforward as Pushforward
+
+# After the modules whose names they take.
+from ._pipeline import calibration as calibration
+from ._pipeline import effective_parameters as effective_parameters
+from ._pipeline import evaluation as evaluation
+from ._pipeline import log_marginal_likelihood as log_marginal_likelihood
+from ._pipeline import predictive as predictive
 from .calibration import CalibrationWarning as CalibrationWarning
 from .calibration import GradientDescent as GradientDescent
 from .calibration import GridSearch as GridSearch
-from .calibration import calibration as calibration
 from .calibration import register_calibration_method as register_calibration_method
 from .curvature import GGN as GGN
 from .curvature import FisherEmpirical as FisherEmpirical
 from .curvature import FisherMC as FisherMC
 from .curvature import Hessian as Hessian
 from .estimators import register_curvature_method as register_curvature_method
-from .evaluation import evaluation as evaluation
 from .evidence import data_fit as data_fit
-from .evidence import effective_parameters as effective_parameters
-from .evidence import log_marginal_likelihood as log_marginal_likelihood
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
-from .posterior import PosteriorFn as PosteriorFn
 from .pushforward import Prediction as Prediction
-from .pushforward import predictive as predictive
+from .pushforward import ProbPredictive as ProbPredictive
 from .subset import largest_magnitude as largest_magnitude
 from .subset import largest_variance as largest_variance
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ._arguments import check_key, in_our_words, warn, whole_number
+from ._chain import PosteriorFn
 from ._data import Form, Loader
 from ._enums import check_names
 from ._machine import MEMORY_BUDGET
@@ -25,7 +26,7 @@ from .curvature import (
 )
 from .estimators import ESTIMATORS, Diagnostics, Estimator, estimator_class
 from .likelihoods import Likelihood
-from .posterior import CurvEstimate, Origin, PosteriorFn
+from .posterior import CurvEstimate
 from .structures import Structure
 from .subset import Subset, select
 
@@ -121,16 +122,16 @@ def finish(
 ) -> tuple[PosteriorFn, CurvEstimate]:
     """What a fit returns."""
     posterior_fn = PosteriorFn(
-        problem.params,
-        structure,
-        problem.likelihood,
-        operator.space,
-        Form.of(problem.traced.example),
-        problem.model.vmap_over_data,
-        operator.num_total_samples,
+        mean=problem.params,
+        structure=structure,
+        likelihood=problem.likelihood,
+        space=operator.space,
+        form=Form.of(problem.traced.example),
+        model=problem.model,
+        num_total_samples=operator.num_total_samples,
     )
-    origin = Origin(problem.model, problem.data.fingerprint)
-    return posterior_fn.with_origin(origin), CurvEstimate(structure, diagnostics, operator.space)
+    curv_estimate = CurvEstimate(structure, diagnostics, operator.space)
+    return posterior_fn.fitted_on(problem.data.fingerprint), curv_estimate
 
 
 @in_our_words

@@ -1,4 +1,4 @@
-"""`evaluation(...)`: metrics of a predictive over a data set."""
+"""Metrics of a predictive over a data set."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,11 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arguments import in_our_words
 from ._data import Batch, Loader
-from ._model import check_signature
-from ._problem import make_problem
-from ._tree import PyTree
 from .likelihoods import Bernoulli, Likelihood
 from .metrics import (
     CLASSIFICATION_METRICS,
@@ -22,86 +18,24 @@ from .metrics import (
     get_metric,
     required_parameters,
 )
-from .posterior import PosteriorFn, check_posterior_fn
-from .pushforward import ProbPredictive, predictive
-from .pushforward._fields import Recipe
-from .pushforward._prediction import FIELDS
+from .pushforward import FIELDS, PredictiveFamily, ProbPredictive, Recipe
 
 MetricLike = str | Metric | Callable[..., Any]
 NOTHING_LEFT = "the weights of the data are all zero: there is nothing to judge"
 
 
-@in_our_words
-def evaluation(
-    posterior_fn: PosteriorFn,
-    model_fn: Callable[..., jax.Array],
-    params: PyTree,
+def evaluate(
+    predictive: PredictiveFamily,
     prior_arguments: Mapping[str, Any],
     data: Any,
-    *,
-    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None = None,
-    pushforward_type: str = "linear",
-    predictive_type: str | None = None,
-    num_samples: int = 100,
-    key: jax.Array | None = None,
-    progress: bool | None = None,
+    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None,
+    progress: bool | None,
 ) -> tuple[dict[str, Any], ProbPredictive]:
-    """Metrics over a whole data set, exact on ragged batches.
-
-    Args:
-        posterior_fn: From `laplace`.
-        model_fn: The same model.
-        params: The weights that `posterior_fn` was fitted at.
-        prior_arguments: Hyperparameters, for example from `calibration`.
-        data: Arrays or a loader, as for `laplace`. Of a weight only a mask has a meaning here:
-            examples, or tokens, of weight 0 are left out.
-        metrics: Names, `Metric` objects, or plain functions whose parameters are fields of the
-            prediction (`pred_mean`, `total_var`, `pred_act`, ..., `target`); a mapping names
-            them. By default the usual ones for the likelihood.
-        pushforward_type: See `predictive`.
-        predictive_type: See `predictive`.
-        num_samples: See `predictive`.
-        key: See `predictive`.
-        progress: Show a bar while a loader is read; by default when a terminal is attached.
-
-    Returns:
-        A dict from metric to number, and the predictive that was judged.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from laplax import laplace
-        >>> x = jnp.linspace(0.0, 1.0, 5)
-        >>> model_fn = lambda input, params: params["a"] * input
-        >>> params = {"a": jnp.asarray(2.0)}
-        >>> posterior_fn, _ = laplace(model_fn, params, (x, 2 * x), loss_fn="mse")
-        >>> results, _ = evaluation(
-        ...     posterior_fn, model_fn, params, {"prior_prec": 1.0}, (x, 2 * x), metrics=["rmse"]
-        ... )
-        >>> results
-        {'rmse': 0.0}
-    """
-    check_posterior_fn(posterior_fn)
-    check_signature(model_fn)
-    posterior_fn.check_params(params)
-    made = predictive(
-        posterior_fn,
-        model_fn,
-        pushforward_type=pushforward_type,
-        predictive_type=predictive_type,
-        num_samples=num_samples,
-        key=key,
-    )
-    chosen = resolve_metrics(metrics, made.recipe)
-    prob_predictive = made(prior_arguments)
-    problem = make_problem(
-        model_fn,
-        params,
-        data,
-        posterior_fn.likelihood,
-        vmap_over_data=posterior_fn.vmap_over_data,
-        progress=progress,
-    )
-    fields = needed_fields(chosen.values(), made.recipe)
+    """Metrics of a predictive over a data set, exact on ragged batches; and what was judged."""
+    chosen = resolve_metrics(metrics, predictive.recipe)
+    prob_predictive = predictive(prior_arguments)
+    problem = predictive.posterior_fn.problem(predictive.model, data, progress)
+    fields = needed_fields(chosen.values(), predictive.recipe)
     batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
     parts: dict[str, list[Any]] = {name: [] for name in chosen}
     for batch in batches:
@@ -109,7 +43,7 @@ def evaluation(
         if kept is not None and not kept[0].size:
             continue
         prediction = prob_predictive(batch.input, fields)
-        observed = observe(made.recipe, prediction, batch.target, kept)
+        observed = observe(predictive.recipe, prediction, batch.target, kept)
         for name, metric in chosen.items():
             parts[name].append(metric.batch(observed))
     if not any(parts.values()) and chosen:

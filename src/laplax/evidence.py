@@ -16,7 +16,7 @@ from ._problem import Problem, make_problem
 from ._tree import PyTree, pytree, static
 from .curvature import subset_scale
 from .likelihoods import DataFit, Likelihood
-from .posterior import PosteriorFn, check_posterior_fn
+from .posterior import PosteriorFamily
 from .priors import PriorArguments
 
 
@@ -57,22 +57,11 @@ def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
     return jax.tree.map(lambda part: scale * part, fit)
 
 
-def data_fit_of(
-    posterior_fn: PosteriorFn,
-    model_fn: Callable[..., jax.Array],
-    params: PyTree,
-    data: Any,
-    progress: bool | None = None,
+def evidence_sums(
+    posterior_fn: PosteriorFamily, model: Model, data: Any, progress: bool | None = None
 ) -> DataFit:
-    """`data_fit` for the evidence of a posterior: as it sees its model, data and their number."""
-    problem = make_problem(
-        model_fn,
-        params,
-        data,
-        posterior_fn.likelihood,
-        vmap_over_data=posterior_fn.vmap_over_data,
-        progress=progress,
-    )
+    """`data_fit` for the evidence of a posterior, scaled as its curvature is."""
+    problem = posterior_fn.problem(model, data, progress)
     fit = _data_fit(problem, posterior_fn.num_total_samples)
     posterior_fn.check_data(problem.data.fingerprint)
     return fit
@@ -97,61 +86,25 @@ def _add_fit(total: DataFit, batch: Batch, term: _DataTerm) -> DataFit:
     return jax.tree.map(lambda a, b: a + jnp.sum(b), total, fits)
 
 
-@in_our_words
-def log_marginal_likelihood(
-    posterior_fn: PosteriorFn,
-    prior_arguments: Mapping[str, Any],
-    model_fn: Callable[..., jax.Array] | None = None,
-    params: PyTree = None,
-    data: Any = None,
-    *,
-    loss_fn: str | Likelihood | Callable | None = None,
+def log_evidence(
+    posterior_fn: PosteriorFamily, prior_arguments: Mapping[str, Any], fit: DataFit
 ) -> jax.Array:
-    """log p(D) under the Laplace approximation, differentiable in every prior argument.
+    """log p(D) under the Laplace approximation, from the sums over the data.
 
-        sum_n log p(y_n | f_n) - 1/2 (theta* - mu0)^T T (theta* - mu0)
-            + 1/2 log det T - 1/2 log det Lambda
-
-    `data` are the training data, or the `DataFit` of them; with the latter, neither `model_fn`
-    nor `params` is needed and nothing passes over the data again. Where the fit was scaled up to
-    `num_total_samples`, so is what `data` say; a `DataFit` is taken as it is.
+    sum_n log p(y_n | f_n) - 1/2 (theta* - mu0)^T T (theta* - mu0)
+        + 1/2 log det T - 1/2 log det Lambda
     """
-    likelihood = check_posterior_fn(posterior_fn).likelihood
-    posterior_fn.check_loss(loss_fn)
-    if isinstance(data, DataFit):
-        fit = data
-    else:
-        if model_fn is None:
-            raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
-        _check_order(prior_arguments)
-        posterior_fn.check_model(model_fn)
-        posterior_fn.check_params(params)
-        fit = data_fit_of(posterior_fn, model_fn, params, data)
     arguments = posterior_fn.parse(prior_arguments)
     posterior = posterior_fn.at(arguments)
     offset = prior_offset(posterior_fn, arguments)
-    log_likelihood = likelihood.log_likelihood(fit, arguments.sigma_squared.astype(fit.loss.dtype))
+    noise = arguments.sigma_squared.astype(fit.loss.dtype)
+    log_likelihood = posterior_fn.likelihood.log_likelihood(fit, noise)
     log_likelihood = log_likelihood.astype(offset.dtype) / arguments.temperature
     precision = posterior.precision
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
-def _check_order(prior_arguments: Any) -> None:
-    if callable(prior_arguments):
-        raise TypeError(
-            "prior_arguments is a function; the order is log_marginal_likelihood(posterior_fn, "
-            "prior_arguments, model_fn, params, data)"
-        )
-
-
-def prior_offset(posterior_fn: PosteriorFn, arguments: PriorArguments) -> jax.Array:
+def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
     """How far the weights lie from the prior's mean, shape (P,)."""
     offset = posterior_fn.space.flatten(posterior_fn.mean)
     return offset if arguments.mean is None else offset - arguments.mean
-
-
-def effective_parameters(
-    posterior_fn: PosteriorFn, prior_arguments: Mapping[str, Any]
-) -> jax.Array:
-    """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
-    return check_posterior_fn(posterior_fn)(prior_arguments).precision.effective_parameters()

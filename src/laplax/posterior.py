@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from ._data import Form
 from ._fingerprint import Fingerprint
 from ._memo import WeakInside
 from ._model import Model, check_signature
+from ._problem import Problem, make_problem
 from ._same import same_outputs
 from ._space import ParamSpace
 from ._tree import PyTree, is_concrete, pytree, static
@@ -122,38 +123,40 @@ class Posterior:
         return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Origin:
-    """What a posterior was fitted with, to tell when it is used with something else."""
-
-    model: Model
-    data: Fingerprint | None
-
-
 @pytree
-class PosteriorFn(WeakInside):
-    """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates."""
+class PosteriorFamily(WeakInside):
+    """Every posterior that one fit allows: a function of the hyperparameters.
+
+    It knows the model, the likelihood and the data of the fit. A pytree: it jits, vmaps and
+    differentiates.
+    """
 
     mean: PyTree
     structure: Structure
     likelihood: Likelihood = static()
     space: ParamSpace = static()
     form: Form = static()  # one example's input
-    vmap_over_data: bool = static(default=True)
+    model: Model | None = static(default=None)  # None after pickling: a function need not pickle
     num_total_samples: int | None = static(default=None)  # what a part of the data stands for
 
-    # No field: compiled code must not be keyed by it. Known to the object that a fit returned, and
-    # not to what is made of it by `jax.jit`, pickle or a change of its fields.
-    origin: ClassVar[Origin | None] = None
+    # Not a field: compiled code must not be keyed by it. It belongs to the object that a fit
+    # returned, and is lost in what `jax.jit`, pickle or `dataclasses.replace` make of it.
+    data: ClassVar[Fingerprint | None] = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the origin, whose model need not be a function that pickle can name."""
-        return {name: value for name, value in vars(self).items() if name != "origin"}
+        """The fields, without the model and the data of the fit."""
+        state = {name: value for name, value in vars(self).items() if name != "data"}
+        return {**state, "model": None}
 
-    def with_origin(self, origin: Origin) -> "PosteriorFn":
-        """The same, knowing where it comes from."""
-        object.__setattr__(self, "origin", origin)
+    def fitted_on(self, data: Fingerprint | None) -> Self:
+        """Remember which data the fit has seen."""
+        object.__setattr__(self, "data", data)
         return self
+
+    @property
+    def vmap_over_data(self) -> bool:
+        """Whether the model sees one example."""
+        return self.model is None or self.model.vmap_over_data
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""
@@ -181,6 +184,17 @@ class PosteriorFn(WeakInside):
             f"{self.space.dtype.name}: the curvature's part reaches {curvature:.3g}, the prior's "
             f"is {prior:.3g}, and their sum loses the latter. {cure or 'Raise prior_prec'}, or use "
             "float64 (jax.config.update('jax_enable_x64', True))"
+        )
+
+    def problem(self, model: Model, data: Any, progress: bool | None) -> Problem:
+        """Checked data for this posterior, seen by a model that `model_of` returned."""
+        return make_problem(
+            model.fn,
+            self.mean,
+            data,
+            self.likelihood,
+            vmap_over_data=model.vmap_over_data,
+            progress=progress,
         )
 
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
@@ -212,31 +226,47 @@ class PosteriorFn(WeakInside):
                 f"{distance:.3g}); the Laplace approximation belongs to that point"
             )
 
-    def check_model(self, model_fn: Callable[..., Any]) -> None:
-        """Warn where a model is another function than the one of the fit, with other outputs."""
+    def model_of(self, model_fn: Callable[..., Any] | None) -> Model:
+        """The model to predict with: the one of the fit, or the same model as another function.
+
+        A function with other outputs than the fit's is refused: the curvature is not its own.
+        """
+        if model_fn is None:
+            return self.fitted_model
         check_signature(model_fn)
         model = Model(model_fn, self.vmap_over_data)
-        if self.origin is None or self.origin.model == model or not is_concrete(self.mean):
-            return
-        if not same_outputs(self.origin.model, model, self.mean, self.form):
-            warn(
+        if self.model is None or self.model == model or not is_concrete(self.mean):
+            return model
+        if not same_outputs(self.model, model, self.mean, self.form):
+            raise ValueError(
                 "model_fn is not the function that posterior_fn was fitted with, and its outputs "
                 "are others. The curvature belongs to the model of the fit: use the same model_fn, "
                 "or fit again"
             )
+        return model
+
+    @property
+    def fitted_model(self) -> Model:
+        """The model of the fit."""
+        if self.model is None:
+            raise ValueError(
+                "this posterior_fn was unpickled and does not know its model; pass model_fn to "
+                "laplax.predictive, laplax.calibration or laplax.evaluation"
+            )
+        return self.model
 
     def check_data(self, data: Fingerprint | None) -> None:
         """Warn where the evidence is asked for on other data than the fit's.
 
         What stands for a larger whole can be any part of it.
         """
-        origin = None if self.origin is None else self.origin.data
-        if origin is None or data is None or self.num_total_samples is not None:
+        fitted = self.data
+        if fitted is None or data is None or self.num_total_samples is not None:
             return
-        if not data.matches(origin):
+        if not data.matches(fitted):
             found = "the same number, with other values"
-            if not data.same_weight(origin):
-                found = f"{data.weight:g} against {origin.weight:g} (counted with their weights)"
+            if not data.same_weight(fitted):
+                found = f"{data.weight:g} against {fitted.weight:g} (counted with their weights)"
             warn(
                 "the evidence is of the training data, and these are other examples than those of "
                 f"the fit: {found}. Give the data that laplace(...) was called with; held-out data "
@@ -251,7 +281,7 @@ class PosteriorFn(WeakInside):
                 f"({self.likelihood})"
             )
 
-    def spectral(self) -> "PosteriorFn":
+    def spectral(self) -> Self:
         """The same posterior, in a form that makes many scalar priors cheap."""
         return dataclasses.replace(self, structure=_spectral(self.structure))
 
@@ -261,30 +291,6 @@ class PosteriorFn(WeakInside):
         self.structure.check_prior(sources)
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
         return Posterior(self.mean, precision, self.space)
-
-
-def check_posterior_fn(given: Any) -> PosteriorFn:
-    """Refuse what is not a `PosteriorFn`, and say what it is."""
-    if isinstance(given, PosteriorFn):
-        return given
-    kind = type(given).__name__
-    found = kind
-    if isinstance(given, Posterior):
-        found = "a Posterior, which posterior_fn(prior_arguments) returned; hand over posterior_fn"
-    elif isinstance(given, CurvEstimate):
-        found = "a CurvEstimate, the second of what laplace returns; hand over the first"
-    elif isinstance(given, tuple) and any(isinstance(part, PosteriorFn) for part in given):
-        found = "the pair that laplace returns; hand over its first part"
-    elif hasattr(given, "posterior_fn"):
-        found = f"a {kind}, which predictive made of posterior_fn; hand over posterior_fn itself"
-    elif callable(given):
-        found = (
-            f"the function {getattr(given, '__name__', kind)}; model_fn comes after posterior_fn"
-        )
-    raise TypeError(
-        f"posterior_fn must be what laplace returns first, posterior_fn, curv_estimate = "
-        f"laplace(...); got {found}"
-    )
 
 
 @jax.jit

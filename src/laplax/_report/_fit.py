@@ -13,21 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._api import laplace
+from .._chain import PosteriorFn, SetProbPredictive
 from .._machine import MEMORY_BUDGET
 from .._memo import compiled
 from .._model import Model
+from .._pipeline import calibration as calibrate
+from .._pipeline import effective_parameters, log_marginal_likelihood, predictive
 from .._traced import traced
 from .._tree import PyTree, one_of
 from ..calibration import GridSearch, Trace
-from ..calibration import calibration as calibrate
 from ..evaluation import needed_fields, observe, resolve_metrics
-from ..evidence import effective_parameters, log_marginal_likelihood
 from ..likelihoods import DataFit
 from ..metrics import auroc, fpr95
-from ..posterior import CurvEstimate, PosteriorFn
-from ..pushforward._fields import Moments, Recipe, make_fields, make_recipe
-from ..pushforward._moments import map_chunks
-from ..pushforward._predictive import ProbPredictive, SetProbPredictive, predict, predictive
+from ..posterior import CurvEstimate
+from ..pushforward import (
+    Moments,
+    ProbPredictive,
+    Recipe,
+    make_fields,
+    make_recipe,
+    map_chunks,
+    predict,
+)
 from ._budget import Budget, estimated_cost
 from ._setting import Setting
 

@@ -19,7 +19,7 @@ from .._memo import WeakInside, compiled
 from .._model import Model
 from .._tree import pytree, static
 from ..evidence import prior_offset
-from ..posterior import PosteriorFn
+from ..posterior import PosteriorFamily
 
 CONTRADICTION = 10.0  # in variances: intervals three times too wide or too narrow
 UPDATES, SETTLED = 12, 1e-4  # of the noise, where it has no closed form; its last gap
@@ -131,7 +131,7 @@ def noisy_objective(
 
 
 def natural_scale(
-    objective: Any, posterior_fn: PosteriorFn, given: Mapping[str, Any]
+    objective: Any, posterior_fn: PosteriorFamily, given: Mapping[str, Any]
 ) -> dict[str, float]:
     """Prior precision and noise variance as residuals, weights and Jacobians show them.
 
@@ -153,8 +153,8 @@ def natural_scale(
     return {"prior_prec": precision or 1.0, "sigma_squared": noise}
 
 
-@jax.jit
-def _measures(posterior_fn: PosteriorFn, mean: Mapping[str, Any]) -> tuple[Any, ...]:
+@compiled
+def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, Any]) -> tuple[Any, ...]:
     """|theta - mu0|^2 as the prior measures it, how many directions vary, the trace of G."""
     arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
     precision = posterior_fn.at(arguments).precision

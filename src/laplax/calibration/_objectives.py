@@ -27,16 +27,15 @@ from ..evaluation import (
     needed_fields,
     observe,
 )
-from ..evidence import log_marginal_likelihood, prior_offset
+from ..evidence import log_evidence, prior_offset
 from ..likelihoods import DataFit
 from ..metrics import Metric, get_metric
-from ..posterior import PosteriorFn
+from ..posterior import PosteriorFamily
 from ..priors import PriorArguments
 from ..pushforward import (
     Moments,
-    ProbPredictive,
+    PredictiveFamily,
     Recipe,
-    SetProbPredictive,
     chunk_size,
     jacobian_for,
     make_fields,
@@ -56,13 +55,13 @@ STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search ma
 class EvidenceObjective(WeakInside):
     """-log p(D): the curvature's eigenvalues suffice, no pushforward and no refit."""
 
-    posterior_fn: PosteriorFn
+    posterior_fn: PosteriorFamily
     fit: DataFit
     model: Model = static()
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
         """The value to be minimised."""
-        return -log_marginal_likelihood(self.posterior_fn, prior_arguments, data=self.fit)
+        return -log_evidence(self.posterior_fn, prior_arguments, self.fit)
 
     def bytes_per_point(self) -> int:
         """Temporaries of one point of a grid."""
@@ -128,7 +127,7 @@ class PredictiveObjective(WeakInside):
     once (`projection`); every further point is a small product.
     """
 
-    predictive: SetProbPredictive
+    predictive: PredictiveFamily
     projection: Projection | None
     output: jax.Array
     input: PyTree
@@ -156,16 +155,7 @@ class PredictiveObjective(WeakInside):
         arguments = p.posterior_fn.parse(prior_arguments)
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
-            made = ProbPredictive(
-                posterior,
-                arguments.sigma_squared,
-                p.key,
-                p.model,
-                p.recipe,
-                p.posterior_fn.form,
-                p.memory_budget,
-            )
-            return predict(made, self.input, fields)
+            return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
         c, prior = arguments.likelihood_scale, arguments.precision
         f, cov = self.output, None
         if p.recipe.needs_cov(fields):
@@ -235,7 +225,7 @@ def _distance_from_one(value: jax.Array) -> jax.Array:
 
 
 def predictive_objective(
-    objective: Any, predictive: SetProbPredictive, data: Batch
+    objective: Any, predictive: PredictiveFamily, data: Batch
 ) -> PredictiveObjective:
     """Project the Jacobians of the held-out inputs, once."""
     kept = kept_entries(data)
@@ -278,7 +268,7 @@ def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
 
 @functools.partial(compiled, static_argnums=(0,))
 def _project_chunk(
-    model: Model, posterior_fn: PosteriorFn, structure: Structure, input: PyTree
+    model: Model, posterior_fn: PosteriorFamily, structure: Structure, input: PyTree
 ) -> tuple[Projection, jax.Array]:
     params, project = posterior_fn.mean, cast(Any, structure).project
     jacobian = jacobian_for(structure, model, params, posterior_fn.space, input)
@@ -286,7 +276,7 @@ def _project_chunk(
 
 
 def _project(
-    predictive: SetProbPredictive, model: Model, data: Batch, fields: tuple[str, ...]
+    predictive: PredictiveFamily, model: Model, data: Batch, fields: tuple[str, ...]
 ) -> tuple[Projection | None, jax.Array | None]:
     """The projection and the outputs, chunk by chunk under the memory budget.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._api import _resolve, finish, make_operator
+from .._chain import PosteriorFn
 from .._data import Batch
 from .._fold import fold
 from .._linalg import eigh
@@ -22,7 +23,7 @@ from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
 from ..estimators import eigenpairs, total_memory
 from ..likelihoods import Likelihood, weigh
-from ..posterior import CurvEstimate, PosteriorFn
+from ..posterior import CurvEstimate
 from ..pushforward import map_chunks
 from ..structures import Core, FunctionSpace
 from ..subset import Subset

@@ -11,7 +11,6 @@ from ._moments import chunk_size as chunk_size
 from ._moments import map_chunks as map_chunks
 from ._prediction import FIELDS as FIELDS
 from ._prediction import Prediction as Prediction
+from ._predictive import PredictiveFamily as PredictiveFamily
 from ._predictive import ProbPredictive as ProbPredictive
-from ._predictive import SetProbPredictive as SetProbPredictive
 from ._predictive import predict as predict
-from ._predictive import predictive as predictive

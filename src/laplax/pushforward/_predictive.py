@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from .._arguments import check_key, in_our_words
 from .._data import Form
 from .._enums import Pushforward
 from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
@@ -16,8 +15,8 @@ from .._memo import WeakInside, compiled
 from .._model import Model
 from .._traced import traced
 from .._tree import PyTree, is_concrete, one_of, pytree, static
-from ..posterior import Posterior, PosteriorFn, check_posterior_fn
-from ._fields import Recipe, make_fields, make_recipe
+from ..posterior import Posterior, PosteriorFamily
+from ._fields import Recipe, make_fields
 from ._input import check_input, check_shapes
 from ._jacobian import jacobian
 from ._moments import (
@@ -142,13 +141,14 @@ def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Ar
 
 
 @pytree
-class SetProbPredictive(WeakInside):
-    """`set_prob_predictive(prior_arguments) -> prob_predictive`.
+class PredictiveFamily(WeakInside):
+    """Every predictive distribution of one posterior and one pushforward.
 
-    `trace` is the record of the search that made it, if there was one.
+    A function of the hyperparameters. `trace` is the record of the search that made it, if there
+    was one.
     """
 
-    posterior_fn: PosteriorFn
+    posterior_fn: PosteriorFamily
     key: jax.Array
     model: Model = static()
     recipe: Recipe = static()
@@ -157,63 +157,22 @@ class SetProbPredictive(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> ProbPredictive:
         """The predictive distribution under these hyperparameters; nothing is refitted."""
-        arguments = self.posterior_fn.parse(prior_arguments)
         posterior = self.posterior_fn(prior_arguments)
+        arguments = self.posterior_fn.parse(prior_arguments)
+        ensemble = draw_ensemble(posterior, self.recipe, self.memory_budget, self.key)
+        return self.at(posterior, arguments.sigma_squared, ensemble)
+
+    def at(
+        self, posterior: Posterior, sigma_squared: jax.Array, ensemble: PyTree = None
+    ) -> ProbPredictive:
+        """The predictive distribution of one posterior."""
         return ProbPredictive(
-            posterior,
-            arguments.sigma_squared,
-            self.key,
-            self.model,
-            self.recipe,
-            self.posterior_fn.form,
-            self.memory_budget,
-            draw_ensemble(posterior, self.recipe, self.memory_budget, self.key),
+            posterior=posterior,
+            sigma_squared=sigma_squared,
+            key=self.key,
+            model=self.model,
+            recipe=self.recipe,
+            form=self.posterior_fn.form,
+            memory_budget=self.memory_budget,
+            ensemble=ensemble,
         )
-
-
-@in_our_words
-def predictive(
-    posterior_fn: PosteriorFn,
-    model_fn: Callable[..., jax.Array],
-    *,
-    pushforward_type: str = "linear",
-    predictive_type: str | None = None,
-    num_samples: int = 100,
-    key: jax.Array | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> SetProbPredictive:
-    """Push a posterior through the network.
-
-    Args:
-        posterior_fn: From `laplace`.
-        model_fn: The same model.
-        pushforward_type: `"linear"` (the linearised network, closed form) or `"nonlinear"`
-            (sampled networks).
-        predictive_type: How logits become class probabilities: `"mc_bridge"`,
-            `"laplace_bridge"`, `"mean_field_0"`, `"mean_field_1"`, `"mean_field_2"`;
-            `"probit"` for binary outputs; `"map"` is the network without its uncertainty, to
-            compare with. None takes the likelihood's default.
-        num_samples: Sampled networks, or sampled logits for `"mc_bridge"`.
-        key: Seeds the samples, `jax.random.key(0)` if not given; equal keys, equal functions.
-        memory_budget: Bytes of temporaries that a chunk of inputs may need.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from laplax import laplace
-        >>> x = jnp.linspace(0.0, 1.0, 5)
-        >>> model_fn = lambda input, params: params["a"] * input
-        >>> posterior_fn, _ = laplace(
-        ...     model_fn, {"a": jnp.asarray(2.0)}, (x, 2 * x), loss_fn="mse"
-        ... )
-        >>> set_prob_predictive = predictive(posterior_fn, model_fn)
-        >>> prob_predictive = set_prob_predictive({"prior_prec": 1.0, "sigma_squared": 0.1})
-        >>> print(f"{prob_predictive(jnp.asarray(2.0)).pred_mean:.2f}")
-        4.00
-    """
-    check_posterior_fn(posterior_fn)
-    posterior_fn.check_model(model_fn)
-    recipe = make_recipe(posterior_fn.likelihood, pushforward_type, predictive_type, num_samples)
-    chosen = jax.random.key(0) if key is None else key
-    check_key(chosen)
-    model = Model(model_fn, posterior_fn.vmap_over_data)
-    return SetProbPredictive(posterior_fn, chosen, model, recipe, memory_budget)

@@ -1,0 +1,195 @@
+"""The objects that a user chains: a posterior that knows its model, and its predictive."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import jax
+
+from ._arguments import check_key
+from ._machine import MEMORY_BUDGET
+from ._model import Model
+from ._tree import pytree
+from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
+from .evaluation import MetricLike, evaluate
+from .evidence import evidence_sums, log_evidence
+from .likelihoods import DataFit
+from .posterior import CurvEstimate, Posterior, PosteriorFamily
+from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
+
+Metrics = Sequence[MetricLike] | Mapping[str, MetricLike] | None
+GRID_SEARCH = "grid_search"
+
+
+@pytree
+class SetProbPredictive(PredictiveFamily):
+    """`set_prob_predictive(prior_arguments) -> prob_predictive`.
+
+    `trace` is the record of the search that made it, if there was one.
+    """
+
+    posterior_fn: "PosteriorFn"
+
+    def calibrate(
+        self,
+        data: Any,
+        *,
+        calibration_objective: Any = EVIDENCE,
+        calibration_method: str | Method = GRID_SEARCH,
+        prior_arguments: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ) -> "tuple[Calibrated, SetProbPredictive]":
+        """Choose the hyperparameters of this predictive; see `laplax.calibration`."""
+        chosen, searched = calibrate(
+            self, data, calibration_objective, calibration_method, prior_arguments, progress
+        )
+        return chosen, cast(SetProbPredictive, searched)
+
+    def evaluate(
+        self,
+        prior_arguments: Mapping[str, Any],
+        data: Any,
+        *,
+        metrics: Metrics = None,
+        progress: bool | None = None,
+    ) -> tuple[dict[str, Any], ProbPredictive]:
+        """Judge this predictive on held-out data; see `laplax.evaluation`.
+
+        Prior arguments that a search chose for another predictive are refused.
+        """
+        check_chosen_for(prior_arguments, self)
+        return evaluate(self, prior_arguments, data, metrics, progress)
+
+
+@pytree
+class PosteriorFn(PosteriorFamily):
+    """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates.
+
+    It knows the model, the likelihood and the data of the fit, so that the steps chain:
+
+        set_prob_predictive = posterior_fn.predictive()
+        prior_arguments, set_prob_predictive = set_prob_predictive.calibrate(data)
+        results, prob_predictive = set_prob_predictive.evaluate(prior_arguments, test_data)
+    """
+
+    def predictive(
+        self,
+        *,
+        pushforward_type: str = "linear",
+        predictive_type: str | None = None,
+        num_samples: int = 100,
+        key: jax.Array | None = None,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> SetProbPredictive:
+        """Push the posterior through the network of the fit; see `laplax.predictive`."""
+        return self.predictive_with(
+            self.fitted_model, pushforward_type, predictive_type, num_samples, key, memory_budget
+        )
+
+    def predictive_with(
+        self,
+        model: Model,
+        pushforward_type: str,
+        predictive_type: str | None,
+        num_samples: int,
+        key: jax.Array | None,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> SetProbPredictive:
+        """The same with a model that `model_of` accepted."""
+        recipe = make_recipe(self.likelihood, pushforward_type, predictive_type, num_samples)
+        seed = jax.random.key(0) if key is None else key
+        check_key(seed)
+        return SetProbPredictive(self, seed, model, recipe, memory_budget)
+
+    def calibrate(
+        self,
+        data: Any,
+        *,
+        calibration_objective: Any = EVIDENCE,
+        calibration_method: str | Method = GRID_SEARCH,
+        prior_arguments: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ) -> tuple[Calibrated, SetProbPredictive]:
+        """Choose the hyperparameters of the default predictive; see `laplax.calibration`."""
+        return self.predictive().calibrate(
+            data,
+            calibration_objective=calibration_objective,
+            calibration_method=calibration_method,
+            prior_arguments=prior_arguments,
+            progress=progress,
+        )
+
+    def evaluate(
+        self,
+        prior_arguments: Mapping[str, Any],
+        data: Any,
+        *,
+        metrics: Metrics = None,
+        progress: bool | None = None,
+    ) -> tuple[dict[str, Any], ProbPredictive]:
+        """Judge the predictive that the prior arguments were chosen for, or the default one."""
+        predictive = self.predictive_of(self.fitted_model, prior_arguments)
+        return predictive.evaluate(prior_arguments, data, metrics=metrics, progress=progress)
+
+    def predictive_of(
+        self,
+        model: Model,
+        prior_arguments: Mapping[str, Any],
+        pushforward_type: str | None = None,
+        predictive_type: str | None = None,
+        num_samples: int | None = None,
+        key: jax.Array | None = None,
+    ) -> SetProbPredictive:
+        """The predictive that a user asks for; what is None is as the prior arguments know it."""
+        if isinstance(prior_arguments, Calibrated):
+            recipe = prior_arguments.recipe
+            pushforward_type = pushforward_type or recipe.pushforward
+            if predictive_type is None and pushforward_type == recipe.pushforward:
+                predictive_type = recipe.predictive
+            num_samples = recipe.num_samples if num_samples is None else num_samples
+            key = prior_arguments.key if key is None else key
+        return self.predictive_with(
+            model,
+            pushforward_type or "linear",
+            predictive_type,
+            100 if num_samples is None else num_samples,
+            key,
+        )
+
+    def log_marginal_likelihood(
+        self, prior_arguments: Mapping[str, Any], data: Any, *, progress: bool | None = None
+    ) -> jax.Array:
+        """log p(D) of the training data, or of their `DataFit`; differentiable in every argument.
+
+        See `laplax.log_marginal_likelihood`.
+        """
+        if not isinstance(data, DataFit):
+            data = evidence_sums(self, self.fitted_model, data, progress)
+        return log_evidence(self, prior_arguments, data)
+
+    def effective_parameters(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+        """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
+        return self(prior_arguments).precision.effective_parameters()
+
+
+def check_posterior_fn(given: Any) -> PosteriorFn:
+    """Refuse what is not a `PosteriorFn`, and say what it is."""
+    if isinstance(given, PosteriorFn):
+        return given
+    kind = type(given).__name__
+    found = kind
+    if isinstance(given, Posterior):
+        found = "a Posterior, which posterior_fn(prior_arguments) returned; pass posterior_fn"
+    elif isinstance(given, CurvEstimate):
+        found = "a CurvEstimate, the second of what laplace returns; pass the first"
+    elif isinstance(given, tuple) and any(isinstance(part, PosteriorFn) for part in given):
+        found = "the pair that laplace returns; pass its first part"
+    elif hasattr(given, "posterior_fn"):
+        found = f"a {kind}, which predictive made of posterior_fn; pass posterior_fn itself"
+    elif callable(given):
+        found = (
+            f"the function {getattr(given, '__name__', kind)}; model_fn comes after posterior_fn"
+        )
+    raise TypeError(
+        f"posterior_fn must be what laplace returns first, posterior_fn, curv_estimate = "
+        f"laplace(...); got {found}"
+    )

@@ -1,0 +1,106 @@
+"""A search over hyperparameters, from the objective to the predictive that it chose."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from .._data import whole_batch
+from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from ..evidence import evidence_sums
+from ..pushforward import PredictiveFamily
+from ._chosen import Calibrated
+from ._methods import GradientDescent, GridSearch, Method
+from ._noise import natural_scale, noisy_objective, warn_if_contradicted
+from ._objectives import EvidenceObjective, PredictiveObjective, predictive_objective
+
+METHODS: dict[str, type[Method]] = {
+    CalibrationMethod.GRID_SEARCH: GridSearch,
+    CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
+}
+EVIDENCE = CalibrationObjective.MARGINAL_LOG_LIKELIHOOD
+
+
+def register_calibration_method(name: str, method: type[Method]) -> None:
+    """Give a search a name for `calibration(..., calibration_method=name)`.
+
+    A convenience: `calibration` takes the object itself as well.
+    """
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise TypeError(f"method must be a subclass of Method; got {method!r}")
+    if name in METHODS:
+        raise ValueError(f"calibration_method {name!r} exists already; choose another name")
+    METHODS[name] = method
+
+
+def calibrate(
+    predictive: PredictiveFamily,
+    data: Any,
+    objective: Any,
+    method: str | Method,
+    prior_arguments: Mapping[str, Any] | None,
+    progress: bool | None,
+) -> tuple[Calibrated, PredictiveFamily]:
+    """The best prior arguments, and the predictive with the record of the search."""
+    search = _resolve_method(method)
+    fixed = dict(prior_arguments or {})
+    predictive.posterior_fn.parse({"prior_prec": 1.0, **fixed})  # refused before work starts
+    target = _resolve_objective(objective, search, fixed)
+    has_noise = predictive.posterior_fn.likelihood.has_noise
+    chooses_noise = has_noise and "sigma_squared" not in fixed
+    noise_by_grid = chooses_noise and isinstance(search, GridSearch)
+    if noise_by_grid and target is CalibrationObjective.CHI_SQUARED:
+        # The noise brings it to one at every prior precision; among those the NLL tells.
+        target = CalibrationObjective.NLL
+    to_minimise: Any = _make_objective(predictive, data, target, progress)
+    # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
+    # factorisation in single precision could fail although the eigenvalues served.
+    searched = getattr(to_minimise, "predictive", predictive)
+    start = {"prior_prec": 1.0}
+    if has_noise:
+        dtype = predictive.posterior_fn.space.dtype
+        start = natural_scale(to_minimise, searched.posterior_fn, fixed)
+        to_minimise = noisy_objective(to_minimise, start, chooses_noise, dtype)
+    best, trace = search.search(to_minimise, {**start, **fixed}, progress)
+    if has_noise and not noise_by_grid:
+        warn_if_contradicted(to_minimise, best)
+    chosen = Calibrated(best, predictive.recipe, predictive.key)
+    return chosen, dataclasses.replace(searched, trace=trace)
+
+
+def _make_objective(
+    predictive: PredictiveFamily, data: Any, target: Any, progress: bool | None
+) -> EvidenceObjective | PredictiveObjective:
+    posterior_fn = predictive.posterior_fn
+    if target is EVIDENCE:
+        fit = evidence_sums(posterior_fn, predictive.model, data, progress)
+        return EvidenceObjective(posterior_fn.spectral(), fit, predictive.model)
+    problem = posterior_fn.problem(predictive.model, data, progress)
+    return predictive_objective(target, predictive, whole_batch(problem.data))
+
+
+def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, Any]) -> Any:
+    if isinstance(objective, str):
+        objective = as_member(CalibrationObjective, objective, "calibration_objective")
+    if objective is EVIDENCE and isinstance(method, GradientDescent):
+        _refuse_temperature(fixed)
+    return objective
+
+
+def _resolve_method(method: Any) -> Method:
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, type) and issubclass(method, Method):
+        raise TypeError(f"calibration_method is a class; pass an object: {method.__name__}()")
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
+
+
+def _refuse_temperature(initial: Mapping[str, Any]) -> None:
+    """p(D | theta)^(1 / temperature) is no density of D: it improves without end."""
+    if "temperature" in initial:
+        raise ValueError(
+            "the evidence cannot choose a temperature: a tempered likelihood is no density, and "
+            "its evidence grows without end. Leave 'temperature' out of prior_arguments, choose it "
+            "by calibration_objective='nll' on held-out data, or keep it fixed in a grid search"
+        )
