@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from cases import weighted
 from laplax import Hessian, curvature_mv, data_fit, laplace, log_marginal_likelihood, predictive
-from laplax._tree import all_finite
+from laplax._engine.arrays import all_finite
 from laplax.likelihoods import Custom, Gaussian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -11,8 +11,8 @@ import cases
 import laplax
 import models
 from cases import random
-from laplax._linalg import eigh_on_host
-from laplax.estimators import _blocks
+from laplax._engine import linalg
+from laplax._engine.linalg import eigh_on_host
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -307,8 +307,8 @@ def test_a_one_shot_iterator_suffices_for_kfac_but_not_for_ekfac():
 @pytest.mark.parametrize("curv_type", ["kfac", "ekfac"])
 def test_large_factors_are_decomposed_alike_on_the_host(monkeypatch, curv_type):
     expected = dense(tanh_net, PARAMS, (X, Y), curv_type)
-    monkeypatch.setattr(_blocks, "LARGE_FACTOR", 0)
-    monkeypatch.setattr(_blocks, "_decompose", None)
+    monkeypatch.setattr(linalg, "HOST_SIDE", 0)
+    monkeypatch.setattr(linalg, "_eigh_all", None)
     posterior_fn, estimate = fit(tanh_net, PARAMS, (X, Y), curv_type)
     np.testing.assert_allclose(estimate.to_dense(), expected, rtol=1e-9, atol=1e-11)
     assert {leaf.dtype for leaf in jax.tree.leaves(posterior_fn)} == {np.dtype("float64")}

@@ -1,7 +1,6 @@
 """Calibration: searches against closed forms and plain loops, and what they say to bad input."""
 
 import functools
-import importlib
 import warnings
 
 import jax
@@ -14,7 +13,7 @@ import scipy.optimize
 import cases
 import laplax
 from laplax import CalibrationWarning, GradientDescent, GridSearch, metrics
-from laplax.calibration import Method, Trace, _methods, _objectives
+from laplax.calibration import Method, Trace, _methods, _objectives, _search
 from laplax.calibration._table import Table, tabulate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -331,17 +330,26 @@ def test_a_grid_of_covariances_counts_the_projected_jacobians_of_every_point():
 def test_jacobians_projected_in_chunks_give_the_same_values(monkeypatch, name, predictive_type):
     options = {"calibration_objective": "nll", "predictive_type": predictive_type}
     whole = search("cross_entropy", name, **options)[1].trace
-    sizes, project = [], _objectives._project_chunk
+    sizes = []
+    map_parts = _objectives.map_parts
 
-    def watched(model, posterior_fn, structure, input):
-        sizes.append(len(input))
-        return project(model, posterior_fn, structure, input)
+    def watched(*args):
+        for projection, output in map_parts(*args):
+            sizes.append(len(output))
+            yield projection, output
 
-    module = importlib.import_module("laplax.calibration")
-    tight = functools.partial(module.predictive, memory_budget=4 * 3 * (3 * 27 * 8 + 300))
-    monkeypatch.setattr(module, "predictive", tight)
-    monkeypatch.setattr(_objectives, "_project_chunk", watched)
-    chunks = search("cross_entropy", name, **options)[1].trace
+    monkeypatch.setattr(_objectives, "map_parts", watched)
+    tight = fit("cross_entropy", name)[0].predictive(
+        predictive_type=predictive_type, memory_budget=4 * 3 * (3 * 27 * 8 + 300)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        chunks = tight.calibrate(
+            held_out("cross_entropy"),
+            calibration_objective="nll",
+            calibration_method=GridSearch(grid=GRID),
+            prior_arguments=start("cross_entropy"),
+        )[1].trace
     assert len(sizes) > 1
     assert sum(sizes) == len(HELD_OUT)
     np.testing.assert_allclose(chunks.values, whole.values, rtol=1e-12)
@@ -693,8 +701,7 @@ def test_a_method_may_be_an_object_of_ones_own():
 
 
 def test_a_registered_method_has_a_name(monkeypatch):
-    module = importlib.import_module("laplax.calibration")
-    monkeypatch.setattr(module, "METHODS", dict(module.METHODS))
+    monkeypatch.setattr(_search, "METHODS", dict(_search.METHODS))
     laplax.register_calibration_method("first", First)
     chosen, _ = search("cross_entropy", calibration_method="first")
     assert chosen == {"prior_prec": 1.0, "temperature": 0.8}

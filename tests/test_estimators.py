@@ -8,7 +8,8 @@ from matfree import decomp
 
 import cases
 import laplax
-from laplax.estimators import ConvergenceWarning, _lanczos, _rows
+from laplax._engine import lanczos, lanczos_large
+from laplax.estimators import ConvergenceWarning
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -44,10 +45,10 @@ SPECTRA = {
 def lanczos_basis(request, monkeypatch):
     """All ways to keep the basis; rows are for large networks. P is 2.5 chunks of them."""
     if request.param != "one array":
-        monkeypatch.setattr(_lanczos, "LARGE_BASIS", 0)
-        monkeypatch.setattr(_rows, "CHUNK", 16)
+        monkeypatch.setattr(lanczos, "LARGE_BASIS", 0)
+        monkeypatch.setattr(lanczos_large, "CHUNK", 16)
     if request.param == "leaves":
-        monkeypatch.setattr(_rows, "LARGE_LEAF", 0)
+        monkeypatch.setattr(lanczos_large, "LARGE_LEAF", 0)
     return request.param
 
 

@@ -11,12 +11,11 @@ import pytest
 import cases
 import laplax
 import models
+from laplax._engine.products import matrix_diagonal
 from laplax._model import Model
 from laplax._traced import _equations, traced
 from laplax._tree import one_of
-from laplax.curvature import matrix_diagonal
-from laplax.pushforward import TapJacobian, jacobian
-from laplax.pushforward._moments import chunk_size
+from laplax.pushforward import TapJacobian, jacobian, prediction_work
 from laplax.structures import LowRank
 from laplax.structures._coordinates import PositionCoordinates
 from laplax.structures._dense import DensePrecision
@@ -237,8 +236,8 @@ def test_many_classes_need_neither_rows_nor_a_square_per_input(curv_type):
     known = traced(predictive.model, params, one_of(x))
     posterior = predictive.posterior
     arguments = (predictive.recipe, posterior.precision, known, posterior.space)
-    size = chunk_size(*arguments, ["pred_var"], 2**20)
-    assert size > 2**20 // (classes**2 * 8)  # inputs are not counted as squares
+    work = prediction_work(*arguments, ["pred_var"])
+    assert work.bytes_per_example < classes**2 * 8  # inputs are not counted as squares
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])  # one example at a time, or all at once

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from laplax._linalg import cho_solve, cholesky, eigh, gram, solve_triangular
+from laplax._engine.linalg import cho_solve, cholesky, eigh, solve_triangular
+from laplax._engine.products import gram
 
 
 def spd(*shape, seed=0):
@@ -66,7 +67,7 @@ def test_independent_batches_in_one_program_end():
     """The program that jaxlib 0.10 does not finish when the calls are batched."""
     program = """
         import jax, jax.numpy as jnp
-        from laplax._linalg import cholesky, eigh, solve_triangular
+        from laplax._engine.linalg import cholesky, eigh, solve_triangular
         a = jax.random.normal(jax.random.key(0), (6, 500, 10, 10))
         a = a @ a.mT + 10 * jnp.eye(10)
         solve = jax.vmap(solve_triangular)

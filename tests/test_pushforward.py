@@ -1,5 +1,6 @@
 """Moments and samples of the output: closed forms, explicit Jacobians, chunks, coherence."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,9 +12,11 @@ import cases
 import laplax
 import models
 from laplax import predictive
+from laplax._data import as_data
+from laplax._engine import loops
+from laplax._engine.chunks import Chunks
 from laplax._enums import Pushforward
 from laplax.pushforward import _predictive, jacobian
-from laplax.pushforward._moments import map_chunks
 from laplax.structures import BlockDiagonal
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -287,11 +290,15 @@ def test_chunks_of_convolutions_are_driven_from_python(pushforward_type, monkeyp
     x = cases.random(7, *data[0].shape[1:], seed=5)
     whole = predictive(posterior_fn, model_fn, **options)({"prior_prec": 1.0})
     sizes = []
-    slices = _predictive._predict_slice
-    monkeypatch.setattr(_predictive, "chunk_size", lambda *_: 3)
-    monkeypatch.setattr(
-        _predictive, "_predict_slice", lambda *a: (sizes.append(a[-1]), slices(*a))[1]
-    )
+    part = loops._part
+
+    def watched(owner, fn, size, *rest):
+        sizes.append(size)
+        return part(owner, fn, size, *rest)
+
+    plan = _predictive.cut
+    monkeypatch.setattr(_predictive, "cut", lambda *a: dataclasses.replace(plan(*a), size=3))
+    monkeypatch.setattr(loops, "_part", watched)
     fields = ["pred_mean", "pred_var", "samples"]
     parts = whole(x, fields)
     assert sizes == [3, 3, 1]
@@ -301,14 +308,35 @@ def test_chunks_of_convolutions_are_driven_from_python(pushforward_type, monkeyp
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
 def test_chunks_of_any_size_cover_the_batch_in_order(size):
-    seen = []
+    for by_python in (False, True):
+        del CHUNK_SIZES[:]
+        mapped = loops.map_over(doubled, {"x": X}, Chunks(size, by_python), None)
+        np.testing.assert_array_equal(mapped["y"], 2 * X)
+        assert max(CHUNK_SIZES) <= size
+        parts = list(loops.map_parts(doubled, {"x": X}, Chunks(size), None))
+        np.testing.assert_array_equal(np.concatenate([part["y"] for part in parts]), 2 * X)
 
-    def fn(batch):
-        seen.append(batch["x"].shape[0])
-        return {"y": 2 * batch["x"]}
 
-    np.testing.assert_array_equal(map_chunks(fn, {"x": X}, size)["y"], 2 * X)
-    assert max(seen) <= size
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("by_python", [False, True])
+def test_sums_over_chunks_of_any_size_are_the_sum(size, by_python):
+    rows = np.arange(2.0 * len(X)).reshape(len(X), 2)
+    for data in (as_data((X, rows)), as_data([(X[:4], rows[:4]), (X[4:], rows[4:])])):
+        total = loops.sum_over(summed, data, Chunks(size, by_python), None)
+        np.testing.assert_allclose(total["target"], rows.sum(axis=0), rtol=1e-12)
+        assert int(total["count"]) == len(X)
+
+
+CHUNK_SIZES = []
+
+
+def doubled(part, owner):
+    CHUNK_SIZES.append(part["x"].shape[0])
+    return {"y": 2 * part["x"]}
+
+
+def summed(batch, owner):
+    return {"target": batch.target.sum(axis=0), "count": jnp.asarray(batch.num_examples)}
 
 
 def test_one_input_gives_the_row_of_the_batch(case):

@@ -11,11 +11,12 @@ import jax
 from ._arguments import check_key, in_our_words, warn, whole_number
 from ._chain import PosteriorFn
 from ._data import Form, Loader
+from ._engine.arrays import all_finite, is_concrete
+from ._engine.chunks import MEMORY_BUDGET
 from ._enums import check_names
-from ._machine import MEMORY_BUDGET
 from ._problem import Problem, make_problem
 from ._space import ParamSpace
-from ._tree import PyTree, all_finite, is_concrete, leaf_names
+from ._tree import PyTree, leaf_names
 from .curvature import (
     CURVATURES,
     Curvature,
@@ -112,7 +113,8 @@ def laplace(
     )
     if estimator.several_passes:
         operator.require_passes(f"curv_type={curv_type!r}")
-    structure, diagnostics = estimator.estimate(operator)
+    estimated, diagnostics = estimator.estimate(operator)
+    structure = operator.scaled(estimated)
     _check_structure(structure, operator)
     return finish(problem, operator, structure, diagnostics)
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch
-from ._memo import compiled, kept
+from ._engine.arrays import is_concrete
+from ._engine.memo import compiled, kept
 from ._model import Model
 from ._traced import Traced, traced
-from ._tree import PyTree, is_concrete, is_floating
+from ._tree import PyTree, is_floating
 
 
 @dataclasses.dataclass(eq=False)

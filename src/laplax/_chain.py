@@ -6,7 +6,7 @@ from typing import Any, cast
 import jax
 
 from ._arguments import check_key
-from ._machine import MEMORY_BUDGET
+from ._engine.chunks import MEMORY_BUDGET
 from ._model import Model
 from ._tree import pytree
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for

@@ -14,9 +14,10 @@ import numpy as np
 from tqdm import tqdm
 
 from ._arguments import warn
+from ._engine.arrays import all_finite, is_concrete, owned
 from ._enums import check_names
 from ._fingerprint import Fingerprint, fingerprint
-from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, one_of, owned, pytree
+from ._tree import PyTree, is_floating, leaf_names, one_of, pytree
 
 FIELDS = ("input", "target", "weight")
 ALL_MASKED = (

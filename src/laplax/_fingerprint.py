@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._engine.arrays import cpus
 from ._tree import PyTree, is_floating
 
 COLUMNS = 8  # entries of an example that are looked at, evenly spaced
@@ -67,7 +68,7 @@ def _eps(dtype: Any) -> float:
 
 def _sums(x: Any, weight: np.ndarray | None = None) -> tuple[float, float]:
     count = x.shape[0]
-    if isinstance(x, jax.Array) and x.devices().issubset(_cpus()):
+    if isinstance(x, jax.Array) and x.devices().issubset(cpus()):
         x = np.asarray(x)
     entries = x.reshape(count, -1)
     step = -(-entries.shape[1] // COLUMNS) or 1
@@ -75,11 +76,6 @@ def _sums(x: Any, weight: np.ndarray | None = None) -> tuple[float, float]:
     if weight is not None:
         seen = seen * weight[:, None]
     return float(seen.sum()), float(np.abs(seen).sum())
-
-
-@functools.cache
-def _cpus() -> frozenset[Any]:
-    return frozenset(jax.local_devices(backend="cpu"))
 
 
 def _known_sums(x: Any) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ._memo import Weak, WeakInside, home
+from ._engine.memo import Weak, WeakInside, home
 from ._tree import PyTree, widen
 
 

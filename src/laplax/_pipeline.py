@@ -7,7 +7,7 @@ import jax
 
 from ._arguments import in_our_words
 from ._chain import GRID_SEARCH, Metrics, PosteriorFn, SetProbPredictive, check_posterior_fn
-from ._machine import MEMORY_BUDGET
+from ._engine.chunks import MEMORY_BUDGET
 from ._tree import PyTree
 from .calibration import EVIDENCE, Method
 from .evidence import evidence_sums, log_evidence

@@ -9,10 +9,11 @@ import numpy as np
 
 from ._batching import check_independent
 from ._data import Batch, Data, Loader, as_data, refuse_explicit_axes
+from ._engine.arrays import all_finite, is_concrete, owned
 from ._model import Model, check_signature
 from ._output import describe
 from ._traced import Traced, traced
-from ._tree import PyTree, all_finite, is_concrete, is_floating, leaf_names, owned
+from ._tree import PyTree, is_floating, leaf_names
 from .likelihoods import Custom, Likelihood, as_likelihood
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Form
-from ._memo import compiled
+from ._engine.memo import compiled
 from ._model import Model
 from ._tree import PyTree, is_floating
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from . import _core as core
+from ._engine import versions as core
+from ._engine.chunks import Work
 from ._flow import reaches
 from ._model import Model
 from ._output import output_struct
@@ -25,9 +26,10 @@ class ModelCost:
     has_convolution: bool
     outputs: int  # C
 
-    def examples_within(self, budget: int) -> int:
-        """How many examples a forward pass may see at once, with that many bytes."""
-        return max(1, budget // (2 * self.activation_bytes))
+    @property
+    def forward_work(self) -> Work:
+        """A step that runs the model forward."""
+        return Work(2 * self.activation_bytes, self.has_convolution)
 
 
 DRAWS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})

@@ -2,16 +2,12 @@
 
 import dataclasses
 import functools
-import weakref
-from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from . import _core as core
-from ._memo import has_hash
+from ._engine.memo import has_hash
 
 PyTree = Any
 Cls = TypeVar("Cls", bound=type)
@@ -50,27 +46,6 @@ def leaf_names(tree: PyTree) -> list[str]:
     return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
 
 
-def is_concrete(*trees: PyTree) -> bool:
-    """Whether the values can be looked at now: nothing is traced, and no trace is under way.
-
-    Inside `jax.jit` even an operation on known arrays is staged, so its result has no value.
-    """
-    trace_state, none = _no_trace()
-    if trace_state() == none:
-        return True
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
-        return False
-    return not isinstance(jnp.zeros(()), jax.core.Tracer)  # `grad` alone stages nothing
-
-
-@functools.cache
-def _no_trace() -> tuple[Callable[[], Any], Any]:
-    """The function that tells the state of tracing, and what it says where nothing is traced."""
-    trace_state = core.get_opaque_trace_state
-    with jax.core.eval_context():
-        return trace_state, trace_state()
-
-
 Shapes = tuple[Any, tuple[tuple[Any, Any, bool], ...]]
 
 
@@ -102,9 +77,8 @@ def widen(x: jax.Array) -> jax.Array:
 class ByValue:
     """Equal where class and attributes are, also those that a subclass adds without a dataclass.
 
-    Static parts of compiled code are found again by this: one that looked equal and was not would
-    bring another one's answer. An attribute that has no hash, an array, equals itself alone; its
-    number stays its own because compiled code holds a copy of the object, and that the array.
+    Two objects must compare equal only if they compute the same thing: programs are looked up by
+    them. An attribute without a hash, such as an array, equals only itself.
     """
 
     def _value(self) -> Any:
@@ -116,40 +90,3 @@ class ByValue:
 
     def __hash__(self) -> int:
         return hash(self._value())
-
-
-def owned(x: Any) -> jax.Array:
-    """A JAX array that keeps its values: made of a NumPy array, it may share memory with it."""
-    return x if isinstance(x, jax.Array) else jax.device_put(np.array(x))
-
-
-def all_finite(tree: PyTree) -> bool:
-    """Whether every floating-point number of a pytree is finite.
-
-    JAX's arrays do not change: one that was looked at is not looked at again.
-    """
-    leaves = [
-        x for x in jax.tree.leaves(tree) if _FINITE.get(id(x)) is not x and is_floating(x.dtype)
-    ]
-    if all(isinstance(x, np.ndarray) or x.devices() <= _cpus() for x in leaves):
-        finite = all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
-    else:
-        finite = bool(_all_finite(leaves))
-    if finite:
-        for x in leaves:
-            if isinstance(x, jax.Array):
-                _FINITE[id(x)] = x
-    return finite
-
-
-_FINITE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
-
-
-@functools.cache
-def _cpus() -> frozenset[Any]:
-    return frozenset(jax.local_devices(backend="cpu"))
-
-
-@jax.jit
-def _all_finite(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(x)) for x in leaves]))

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import in_our_words, whole_number
-from ._data import Batch
-from ._fold import Chunking, fold
-from ._machine import MEMORY_BUDGET, on_cpu
-from ._memo import WeakInside
+from ._data import Batch, Loader
+from ._engine.chunks import cut
+from ._engine.loops import sum_over
+from ._engine.memo import WeakInside
 from ._model import Model
 from ._problem import Problem, make_problem
 from ._tree import PyTree, pytree, static
@@ -46,15 +46,14 @@ def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
     if num_total_samples is not None:
         num_total_samples = whole_number(num_total_samples, "num_total_samples")
     cost = problem.traced.cost
-    chunking = Chunking(cost.examples_within(MEMORY_BUDGET), cost.has_convolution and on_cpu())
-    zero = jnp.zeros((), problem.output.dtype)
-    start = DataFit(zero, zero.copy(), zero.copy())
+    count = None if isinstance(problem.data, Loader) else problem.data.num_examples
+    chunks = cut(cost.forward_work, count)
     term = _DataTerm(problem.params, problem.model, problem.likelihood)
-    fit = fold(_add_fit, start, problem.data, chunking, term)
+    fit: DataFit = sum_over(_fit_of_batch, problem.data, chunks, term)
     if num_total_samples is None:
         return fit
-    scale = jnp.asarray(subset_scale(num_total_samples, problem.data.num_counted), zero.dtype)
-    return jax.tree.map(lambda part: scale * part, fit)
+    scale = subset_scale(num_total_samples, problem.data.num_counted)
+    return jax.tree.map(lambda part: jnp.asarray(scale, part.dtype) * part, fit)
 
 
 def evidence_sums(
@@ -76,14 +75,13 @@ class _DataTerm(WeakInside):
     likelihood: Likelihood = static()
 
 
-def _add_fit(total: DataFit, batch: Batch, term: _DataTerm) -> DataFit:
-    likelihood = term.likelihood
+def _fit_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
     f = term.model.batch(batch.input, term.params)
     if batch.weight is None:
-        fits = jax.vmap(likelihood.data_fit)(f, batch.target)
+        fits = jax.vmap(term.likelihood.data_fit)(f, batch.target)
     else:
-        fits = jax.vmap(likelihood.data_fit)(f, batch.target, batch.weight)
-    return jax.tree.map(lambda a, b: a + jnp.sum(b), total, fits)
+        fits = jax.vmap(term.likelihood.data_fit)(f, batch.target, batch.weight)
+    return jax.tree.map(lambda part: jnp.sum(part).astype(f.dtype), fits)
 
 
 def log_evidence(

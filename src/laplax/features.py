@@ -1,7 +1,6 @@
 """A network cut before its last layer: the features of a data set are computed once."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -9,14 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from ._batching import check_independent
-from ._data import Batch, Loader, as_data, progress_bar
+from ._data import Batch, Loader, as_data
+from ._engine.chunks import MEMORY_BUDGET, cut
+from ._engine.loops import map_parts
+from ._engine.memo import WeakInside, kept
 from ._flow import reaches
-from ._machine import MEMORY_BUDGET
-from ._memo import compiled, kept
 from ._model import Model, check_signature
 from ._problem import check_params
 from ._traced import Traced, traced
-from ._tree import PyTree, one_of
+from ._tree import PyTree, one_of, pytree, static
 from .subset import last_layer
 from .taps import Program
 
@@ -85,20 +85,18 @@ def last_layer_features(
     known = traced(model, params, checked.peek().example()[0])
     check_independent(model, params, checked.peek())
     head = _make_head(known)
-    size = known.cost.examples_within(memory_budget)
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:
-        shown = progress if batch is checked else False  # a loader has a bar of its own
-        starts = progress_bar(range(0, batch.num_examples, size), None, "features", shown)
-        chunks = [
-            _features(model, head.tap, params, _part(batch.input, start, size)) for start in starts
-        ]
-        parts.append(dataclasses.replace(batch, input=jnp.concatenate(chunks)))
+        features = map_parts(
+            _features,
+            batch.input,
+            cut(known.cost.forward_work, batch.num_examples, memory_budget),
+            Cut(params, model, head.tap),
+            label="features",
+            progress=progress if batch is checked else False,  # a loader has a bar of its own
+        )
+        parts.append(dataclasses.replace(batch, input=jnp.concatenate(list(features))))
     return head, _as_dict(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
-
-
-def _part(input: PyTree, start: int, size: int) -> PyTree:
-    return jax.tree.map(lambda x: x[start : start + size], input)
 
 
 def _as_dict(batch: Batch) -> dict[str, Any]:
@@ -106,7 +104,7 @@ def _as_dict(batch: Batch) -> dict[str, Any]:
     return fields if batch.weight is None else {**fields, "weight": batch.weight}
 
 
-@kept  # one object, under which compiled code is found again
+@kept  # one object: programs are looked up by it
 def _make_head(known: Traced) -> Head:
     program = known.program
     leaf = last_layer(program)[0]
@@ -131,7 +129,8 @@ def _check_cut(head: Head, known: Traced) -> None:
         return head.program.run(input, params, operands={tap: operand})[0]
 
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
-    operand = jax.eval_shape(functools.partial(_features, known.model, tap), params, batch)
+    cut_model = Cut(params, known.model, tap)
+    operand = jax.eval_shape(_features, batch, cut_model)
     struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
     closed = jax.make_jaxpr(output)(example, params, struct)
     inputs = (1 << len(jax.tree.leaves(example))) - 1
@@ -144,12 +143,21 @@ def _check_cut(head: Head, known: Traced) -> None:
         )
 
 
-@functools.partial(compiled, static_argnums=(0, 1))
-def _features(model: Model, tap: int, params: PyTree, input: PyTree) -> jax.Array:
-    program = traced(model, params, one_of(input)).program
+@pytree
+class Cut(WeakInside):
+    """A model with the tap before which it is cut."""
+
+    params: PyTree
+    model: Model = static()
+    tap: int = static()
+
+
+def _features(input: PyTree, cut_model: Cut) -> jax.Array:
+    """The input of the last layer for a batch."""
+    program = traced(cut_model.model, cut_model.params, one_of(input)).program
 
     def one(x: PyTree) -> jax.Array:
-        features: jax.Array = program.run(x, params)[1].acts[tap]
+        features: jax.Array = program.run(x, cut_model.params)[1].acts[cut_model.tap]
         return features
 
     return jax.vmap(one)(input)

@@ -11,13 +11,14 @@ import numpy as np
 
 from ._arguments import check_key, warn, whole_number
 from ._data import Form
+from ._engine.arrays import is_concrete
+from ._engine.memo import WeakInside
 from ._fingerprint import Fingerprint
-from ._memo import WeakInside
 from ._model import Model, check_signature
 from ._problem import Problem, make_problem
 from ._same import same_outputs
 from ._space import ParamSpace
-from ._tree import PyTree, is_concrete, pytree, static
+from ._tree import PyTree, pytree, static
 from .likelihoods import Likelihood, as_likelihood
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure

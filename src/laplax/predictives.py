@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from ._linalg import diagonal, eigh
+from ._engine.linalg import diagonal, eigh
 
 # lambda_0 of the mean-field papers: the probit's slope at 0 matched to the sigmoid's (MacKay).
 LAMBDA_0 = math.pi / 8

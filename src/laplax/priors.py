@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._engine.arrays import is_concrete, owned
 from ._enums import check_names
 from ._space import ParamSpace
-from ._tree import PyTree, is_concrete, leaf_names, owned
+from ._tree import PyTree, leaf_names
 from .likelihoods import Likelihood
 
 NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")

@@ -14,13 +14,11 @@ import numpy as np
 
 from .._api import laplace
 from .._chain import PosteriorFn, SetProbPredictive
-from .._machine import MEMORY_BUDGET
-from .._memo import compiled
+from .._engine.memo import compiled
 from .._model import Model
 from .._pipeline import calibration as calibrate
 from .._pipeline import effective_parameters, log_marginal_likelihood, predictive
-from .._traced import traced
-from .._tree import PyTree, one_of
+from .._tree import PyTree
 from ..calibration import GridSearch, Trace
 from ..evaluation import needed_fields, observe, resolve_metrics
 from ..likelihoods import DataFit
@@ -32,7 +30,6 @@ from ..pushforward import (
     Recipe,
     make_fields,
     make_recipe,
-    map_chunks,
     predict,
 )
 from ._budget import Budget, estimated_cost
@@ -191,9 +188,7 @@ def predict_map(setting: Setting) -> dict[str, np.ndarray]:
 
 @functools.partial(compiled, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    size = traced(model, params, one_of(input)).cost.examples_within(MEMORY_BUDGET)
-    outputs: jax.Array = map_chunks(lambda part: model.batch(part, params), input, size)
-    return outputs
+    return model.batch(input, params)
 
 
 def judge(setting: Setting, prediction: Mapping[str, np.ndarray]) -> dict[str, float]:

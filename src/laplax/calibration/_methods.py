@@ -14,8 +14,8 @@ import numpy as np
 from .. import _optim
 from .._arguments import outside, whole_number
 from .._data import progress_bar
-from .._machine import MEMORY_BUDGET
-from .._memo import compiled
+from .._engine.chunks import MEMORY_BUDGET, Work, cut
+from .._engine.memo import compiled
 from .._tree import PyTree, pytree
 from ._noise import CalibrationWarning, NoisyObjective
 
@@ -106,7 +106,7 @@ class GridSearch(Method):
             grid = objective.ratios(self.grid_size, rest)
         grid = np.asarray(jnp.asarray(grid))
         fixed = jax.tree.map(jnp.asarray, rest)
-        size = max(1, MEMORY_BUDGET // objective.bytes_per_point())
+        size = cut(Work(objective.bytes_per_point()), len(grid), MEMORY_BUDGET).size
         pieces = [grid[i : i + size] for i in range(0, len(grid), size)]
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
         evaluated = [_evaluate(objective, piece, fixed) for piece in bar]

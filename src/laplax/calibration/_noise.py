@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import outside
-from .._memo import WeakInside, compiled
+from .._engine.memo import WeakInside, compiled
 from .._model import Model
 from .._tree import pytree, static
 from ..evidence import prior_offset

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import Batch
+from .._engine.chunks import MEMORY_BUDGET, cut
+from .._engine.linalg import diagonal
+from .._engine.loops import map_parts
+from .._engine.memo import WeakInside, compiled
 from .._enums import CalibrationObjective, Pushforward, as_member
-from .._linalg import diagonal
-from .._machine import MEMORY_BUDGET
-from .._memo import WeakInside, compiled
 from .._model import Model
 from .._traced import traced
 from .._tree import PyTree, pytree, static
@@ -36,12 +37,12 @@ from ..pushforward import (
     Moments,
     PredictiveFamily,
     Recipe,
-    chunk_size,
     jacobian_for,
     make_fields,
     predict,
+    prediction_work,
 )
-from ..structures import Projection, Structure
+from ..structures import Projection
 from ._table import prior_variance, tabulate
 
 # Decades of a grid of ratios. The evidence is best at gamma / |theta|^2, gamma from a few to P,
@@ -239,7 +240,7 @@ def predictive_objective(
     if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
         spectral = predictive.posterior_fn.spectral()
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
-        projection, output = _project(predictive, model, data, fields)
+        projection, output = _project(predictive, data, fields)
     if output is None:
         output = _outputs(model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
@@ -266,41 +267,41 @@ def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     return model.batch(input, params)
 
 
-@functools.partial(compiled, static_argnums=(0,))
-def _project_chunk(
-    model: Model, posterior_fn: PosteriorFamily, structure: Structure, input: PyTree
-) -> tuple[Projection, jax.Array]:
-    params, project = posterior_fn.mean, cast(Any, structure).project
+def _project_chunk(input: PyTree, posterior_fn: PosteriorFamily) -> tuple[Projection, jax.Array]:
+    params = posterior_fn.mean
+    structure = posterior_fn.structure
+    model = posterior_fn.fitted_model
     jacobian = jacobian_for(structure, model, params, posterior_fn.space, input)
-    return project(jacobian), model.batch(input, params)
+    return cast(Any, structure).project(jacobian), model.batch(input, params)
 
 
 def _project(
-    predictive: PredictiveFamily, model: Model, data: Batch, fields: tuple[str, ...]
+    predictive: PredictiveFamily, data: Batch, fields: tuple[str, ...]
 ) -> tuple[Projection | None, jax.Array | None]:
     """The projection and the outputs, chunk by chunk under the memory budget.
 
     Where the projections of all examples would not fit, a table of their variances takes their
     place; a covariance has no table, and None says so.
     """
-    posterior_fn = predictive.posterior_fn
-    structure, input, count = posterior_fn.structure, data.input, data.num_examples
-    parts, outputs, tables, unit = [], [], False, 1.0
-    known = traced(model, posterior_fn.mean, data.example()[0])
-    budget = predictive.memory_budget
-    size = chunk_size(predictive.recipe, structure, known, posterior_fn.space, fields, budget)
-    for start in range(0, count, size):
-        chunk = jax.tree.map(lambda x, s=start: x[s : s + size], input)
-        part, output = _project_chunk(model, posterior_fn, structure, chunk)
-        if start == 0:
+    recipe = predictive.recipe
+    posterior_fn = dataclasses.replace(predictive.posterior_fn, model=predictive.model)
+    shapes = traced(predictive.model, posterior_fn.mean, data.example()[0])
+    work = prediction_work(recipe, posterior_fn.structure, shapes, posterior_fn.space, fields)
+    chunks = cut(work, data.num_examples, predictive.memory_budget)
+    projections: list[Projection] = []
+    outputs: list[jax.Array] = []
+    tables = False
+    unit = 1.0
+    for part, output in map_parts(_project_chunk, data.input, chunks, posterior_fn):
+        if not outputs:
             held = sum(leaf.nbytes for leaf in jax.tree.leaves(part))
-            tables = held * math.ceil(count / size) > STORE_LIMIT
-            if tables and predictive.recipe.needs_cov(fields):
+            tables = held * math.ceil(data.num_examples / chunks.size) > STORE_LIMIT
+            if tables and recipe.needs_cov(fields):
                 return None, None
-            if tables and predictive.recipe.likelihood.has_noise:
+            if tables and recipe.likelihood.has_noise:
                 unit = prior_variance(part) or 1.0
-        parts.append(tabulate(part, unit) if tables else part)
+        projections.append(tabulate(part, unit) if tables else part)
         outputs.append(output)
-    if len(parts) == 1:
-        return parts[0], outputs[0]
-    return parts[0].join(parts[1:]), jnp.concatenate(outputs)
+    if len(outputs) == 1:
+        return projections[0], outputs[0]
+    return projections[0].join(projections[1:]), jnp.concatenate(outputs)

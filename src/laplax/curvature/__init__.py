@@ -10,13 +10,12 @@ from ._kinds import OuterProductCurvature as OuterProductCurvature
 from ._kinds import curvature_class as curvature_class
 from ._operator import CurvatureOperator as CurvatureOperator
 from ._operator import LocalCurvature as LocalCurvature
-from ._operator import add_product as add_product
+from ._operator import product_of_batch as product_of_batch
 from ._operator import subset_scale as subset_scale
 from ._tapped import Tapped as Tapped
 from ._tapped import bytes_per_example as bytes_per_example
 from ._tapped import coverage_of as coverage_of
 from ._tapped import diagonal_of_batch as diagonal_of_batch
 from ._tapped import leaf_diagonal as leaf_diagonal
-from ._tapped import matrix_diagonal as matrix_diagonal
 from ._tapped import run_taps as run_taps
 from ._tapped import tap_batch as tap_batch

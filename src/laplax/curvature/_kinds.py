@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from .._arguments import check_key, whole_number
 from .._data import Batch
+from .._engine.arrays import is_concrete
 from .._enums import CurvatureType, check_names, near_miss
 from .._model import Model
 from .._problem import Problem
-from .._tree import ByValue, PyTree, is_concrete, pytree, static
+from .._tree import ByValue, PyTree, pytree, static
 from ..likelihoods import POLICIES, Custom, Likelihood, weigh
 
 

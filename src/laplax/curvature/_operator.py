@@ -7,27 +7,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._data import Batch, Data, Loader
-from .._fold import Chunking, Zeros, fold
-from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
-from .._memo import WeakInside, compiled, kept
+from .._engine.arrays import is_concrete
+from .._engine.chunks import MEMORY_BUDGET, Chunks, Work, cut
+from .._engine.loops import sum_over
+from .._engine.memo import WeakInside, compiled, kept
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import ModelCost, Traced, traced
-from .._tree import (
-    ByValue,
-    PyTree,
-    Shapes,
-    is_concrete,
-    one_of,
-    pytree,
-    shapes_of,
-    static,
-    structs_of,
-)
+from .._tree import ByValue, PyTree, Shapes, one_of, pytree, shapes_of, static, structs_of
 from ..likelihoods import Likelihood, weigh
+from ..structures import Structure
 from ..taps import Program
 from ._kinds import Curvature, OuterProductCurvature
 
@@ -50,8 +41,12 @@ class LocalCurvature(WeakInside):
 
     def mm(self, batch: Batch, V: Vectors) -> Vectors:
         """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
-        given = self.model, self.likelihood, self.params, batch
-        return self._on_trees(lambda tree: self.curvature.batch_mm(*given, tree), V)
+        return self._on_trees(
+            lambda tree: self.curvature.batch_mm(
+                self.model, self.likelihood, self.params, batch, tree
+            ),
+            V,
+        )
 
     def linearise(self, batch: Batch) -> PyTree:
         """What products need of the model on a batch: the outputs, and the derivative's program."""
@@ -59,9 +54,11 @@ class LocalCurvature(WeakInside):
 
     def linear_mm(self, batch: Batch, linear: PyTree, V: Vectors) -> Vectors:
         """G V, as `mm`, without running the model again."""
-        curvature, given = self.curvature, (self.likelihood, self.params, batch, linear)
+        curvature = self.curvature
         assert isinstance(curvature, OuterProductCurvature)
-        return self._on_trees(lambda tree: curvature.linear_mm(*given, tree), V)
+        return self._on_trees(
+            lambda tree: curvature.linear_mm(self.likelihood, self.params, batch, linear, tree), V
+        )
 
     def _on_trees(self, product: Callable[[PyTree], PyTree], V: Vectors) -> Vectors:
         if isinstance(V, list):  # no copies to a flat vector and from it
@@ -90,17 +87,17 @@ _linearise = compiled(LocalCurvature.linearise)
 _linear_mm = compiled(LocalCurvature.linear_mm)
 
 
-def add_product(total: Vectors, batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:
-    """The step of a product over the data."""
-    added: Vectors = jax.tree.map(jnp.add, total, local.mm(batch, V))
-    return added
+def product_of_batch(batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:
+    """G V on one batch: what a product sums over the data."""
+    return local.mm(batch, V)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CurvatureOperator:
-    """G summed over a data set, times `num_total_samples / num_curv_samples`.
+    """G summed over a data set.
 
-    Estimators see this: `mv`, `mm`, `fold` over rows, and the sizes they need to plan.
+    Estimators see this: products `mv` and `mm`, `sum` over the data, and the sizes that they need.
+    What a part of the data stands for, `scale`, multiplies the structure that they return.
     """
 
     local: LocalCurvature
@@ -168,28 +165,41 @@ class CurvatureOperator:
         seen = self.num_curv_samples or self.data.num_counted
         return subset_scale(self.num_total_samples, seen)
 
-    def scale_as(self, dtype: Any) -> Any:
-        """The scale as an array; from numbers, without a compiled conversion."""
-        scale = self.scale
-        return np.asarray(scale, dtype) if isinstance(scale, float) else jnp.asarray(scale, dtype)
+    def scaled(self, structure: Structure) -> Structure:
+        """The structure that stands for all `num_total_samples` examples."""
+        return structure if self.num_total_samples is None else structure.times(self.scale)
 
     def require_passes(self, why: str) -> None:
         """Refuse one-shot data before work starts."""
         if isinstance(self.data, Loader):
             self.data.require_passes(why)
 
-    def chunking(self, bytes_per_example: int, in_cache: bool = False) -> Chunking:
-        """As many examples at once as the memory budget allows, or a CPU's cache."""
-        budget = self.memory_budget
-        if in_cache and on_cpu():
-            # Weights that no cache holds are read for every chunk: as much work for each reading.
-            weights = self.space.whole.size * self.space.dtype.itemsize
-            budget = min(budget, max(CPU_CACHE, weights))
-        fits = max(1, budget // max(bytes_per_example, 1))
-        return Chunking(
-            self.batch_size or even_size(self.num_examples or fits, fits),
-            host_loop=self.cost.has_convolution and on_cpu(),
-        )
+    def work(self, bytes_per_example: int, reread: bool = False) -> Work:
+        """A step over this data; see `Work`."""
+        weights = self.space.whole.size * self.space.dtype.itemsize
+        return Work(bytes_per_example, self.cost.has_convolution, weights if reread else None)
+
+    def chunks(self, work: Work) -> Chunks:
+        """How a loop over this data is cut."""
+        return cut(work, self.num_examples, self.memory_budget, self.batch_size)
+
+    def sum(self, fn: Callable[..., Any], work: Work, *args: PyTree) -> Any:
+        """The sum of `fn(batch, local, *args)` over the data; `fn` is a module-level function."""
+        return sum_over(fn, self.data, self.chunks(work), self.local, *args)
+
+    @property
+    def row_work(self) -> Work:
+        """A step that forms the rows of an example."""
+        row = 2 * self.space.whole.size * self.space.dtype.itemsize + self.cost.activation_bytes
+        return self.work(row * self.rows_per_example, reread=True)
+
+    def product_work(self, vectors: int) -> Work:
+        """A step of a product: a linearised model's activations, and two more sets per vector.
+
+        Convolutions wait for their arithmetic, not for memory.
+        """
+        size = self.cost.activation_bytes * (1 + 2 * vectors)
+        return self.work(size, reread=not self.cost.has_convolution)
 
     def mm(self, V: Vectors) -> Any:
         """G V for the rows of V, shape (k, P): one pass over the data.
@@ -198,19 +208,13 @@ class CurvatureOperator:
         """
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):
-            return self.scaled(_linear_mm(self.local, self.data, self.linear, V))
-        in_cache = not self.cost.has_convolution  # those wait for their arithmetic, not for memory
-        chunking = self.chunking(self.product_bytes(vectors), in_cache)
-        zeros = Zeros.of(jax.tree.map(jnp.shape, V), self.space.dtype)
-        return self.scaled(fold(add_product, zeros, self.data, chunking, self.local, V))
-
-    def product_bytes(self, vectors: int) -> int:
-        """Of one example: a linearised model's activations, and two more sets for every vector."""
-        return self.cost.activation_bytes * (1 + 2 * vectors)
+            return _linear_mm(self.local, self.data, self.linear, V)
+        return self.sum(product_of_batch, self.product_work(vectors), V)
 
     def _fits_at_once(self, vectors: int) -> bool:
         assert isinstance(self.data, Batch)
-        return self.product_bytes(vectors) * self.data.num_examples <= self.memory_budget
+        size = self.product_work(vectors).bytes_per_example
+        return size * self.data.num_examples <= self.memory_budget
 
     def mv(self, v: jax.Array) -> jax.Array:
         """G v for a flat v, shape (P,)."""
@@ -219,30 +223,6 @@ class CurvatureOperator:
     def __call__(self, v: PyTree) -> PyTree:
         """G v for a pytree like `params` or a flat vector; the same form comes back."""
         return self.space.apply(self.mv, v)
-
-    def fold_rows(self, step: Any, carry: Any) -> jax.Array:
-        """carry <- step(carry, batch, local) with chunks sized for rows; scaled at the end."""
-        itemsize = self.space.dtype.itemsize
-        per_row = self.space.whole.size * itemsize * 2 + self.cost.activation_bytes
-        chunking = self.chunking(per_row * self.rows_per_example, in_cache=True)
-        return self.fold(step, carry, chunking)
-
-    def fold(
-        self, step: Any, carry: Any, chunking: Chunking, *args: PyTree, then: Any = None
-    ) -> Any:
-        """carry <- step(carry, batch, local, *args) over the data, `then(carry)`; scaled."""
-        return self.scaled(fold(step, carry, self.data, chunking, self.local, *args, then=then))
-
-    def scaled(self, total: Any) -> Any:
-        """Sums over the data times the scale."""
-        if self.num_total_samples is None:
-            return total
-        return _times(total, self.scale)
-
-
-@jax.jit
-def _times(total: PyTree, scale: float | jax.Array) -> PyTree:
-    return jax.tree.map(lambda x: x * jnp.asarray(scale, x.dtype), total)
 
 
 def _num_rows(

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch
-from .._machine import on_cpu
-from .._memo import kept
+from .._engine.memo import kept
+from .._engine.products import joined, matrix_diagonal
 from .._model import Model
 from .._space import ParamSpace
 from .._tree import PyTree
@@ -100,12 +100,14 @@ def run_taps(
     return Tapped(program, acts, gs, rows, space.dtype)
 
 
-def diagonal_of_batch(local: LocalCurvature, batch: Batch) -> list[jax.Array]:
-    """Column sums of the squared rows: the flat part of every leaf that varies."""
+def diagonal_of_batch(batch: Batch, local: LocalCurvature) -> jax.Array:
+    """Column sums of the squared rows, shape (P,)."""
     tapped = tap_batch(local, batch)
     leaves = jax.tree.leaves(local.params)
     space = local.space
-    return [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
+    return joined(
+        [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
+    )
 
 
 def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
@@ -124,25 +126,6 @@ def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
         matrix = matrix_diagonal(tapped.operand(taps[0]), tapped.gradient(taps[0]))
         return transpose_map(use.weight, like, matrix)
     return jnp.sum(jnp.square(tapped.rows(i, like)), axis=(0, 1))
-
-
-def matrix_diagonal(a: jax.Array, g: jax.Array) -> jax.Array:
-    """Sum over n, k of (sum_t a_nbti g_nkbto)^2, for a (n, B, T, I) and g (n, K, B, T, O)."""
-    if a.shape[2] == 1:  # a weight used once by an example: one GEMM over the batch
-        squares = jnp.square(a), jnp.sum(jnp.square(g), axis=1)
-        if a.shape[1] == 1:  # XLA would copy a transpose for a batch of one
-            left, right = (s[:, 0, 0] for s in squares)
-            return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())))[None]
-        return jnp.einsum("nbti,nbto->bio", *squares)
-    if not on_cpu():
-        return jnp.sum(jnp.square(jnp.einsum("nbti,nkbto->nbiko", a, g)), axis=(0, 3))
-
-    def add(total: jax.Array, factors: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        rows = jnp.einsum("bti,kbto->biko", *factors)  # of one example: they stay in a cache
-        return total + jnp.sum(jnp.square(rows), axis=2), None
-
-    zeros = jnp.zeros((a.shape[1], a.shape[3], g.shape[4]), a.dtype)
-    return jax.lax.scan(add, zeros, (a, g))[0]
 
 
 def _uncovered_rows(

@@ -10,11 +10,8 @@ from ._blocks import ExactBlocks as ExactBlocks
 from ._diagonal import ExactDiagonal as ExactDiagonal
 from ._diagonal import Hutchinson as Hutchinson
 from ._full import Full as Full
-from ._full import eigenpairs as eigenpairs
 from ._full import total_memory as total_memory
 from ._lanczos import Lanczos as Lanczos
-from ._lanczos import random_direction as random_direction
-from ._lanczos import tridiagonalise as tridiagonalise
 from ._lobpcg import Lobpcg as Lobpcg
 
 ESTIMATORS: dict[str, type[Estimator]] = {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import outside
-from .._tree import is_concrete
+from .._engine.arrays import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import Structure
 
@@ -74,17 +74,6 @@ def told_from_zero(values: Any) -> Any:
 
 class ConvergenceWarning(UserWarning):
     """An iteration ended before its answer was accurate."""
-
-
-def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int:
-    """How many are more than round-off of the largest, `noise` times eps; rounded up.
-
-    A direction of round-off has no curvature and no direction. Data of low dimension leave few
-    others: everything that goes through the basis is that much faster.
-    """
-    least = noise * np.finfo(values.dtype).eps * values.max()
-    count = int(np.sum(~(values <= least)))  # not a number is kept, so that it shows
-    return min(-(-max(count, 1) // step) * step, values.size)
 
 
 def identity_blocks(size: int, block: int, dtype: Any) -> Any:

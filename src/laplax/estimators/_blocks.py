@@ -5,21 +5,19 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._data import Batch
+from .._engine.chunks import Work
+from .._engine.linalg import eigh_all
+from .._engine.products import batched_matmul, matrix_diagonal, second_moment
 from .._enums import check_names
-from .._fold import Zeros, fold
-from .._linalg import eigh, eigh_on_host, turn
-from .._machine import on_cpu
-from .._tree import is_concrete, leaf_names
+from .._tree import leaf_names
 from ..curvature import (
     CurvatureOperator,
     LocalCurvature,
     Tapped,
     bytes_per_example,
     leaf_diagonal,
-    matrix_diagonal,
     tap_batch,
 )
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
@@ -81,13 +79,10 @@ class KFAC(BlockEstimator):
         _require_rows(operator)
         layers = find_layers(operator.program, self.joint_bias)
         plan = self._plan(operator, layers, self.approx == "reduce")
-        sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
-        scale = operator.scale_as(operator.space.dtype)
-        blocks = _kronecker_blocks(plan, sums, scale)
-        structure = _assemble(plan, operator, blocks, sums, scale)
-        return structure, {
-            "coverage": _coverage(operator.program, plan, f"Kronecker ({self.approx})")
-        }
+        sums = operator.sum(_factors_of_batch, _work(operator), plan)
+        structure = _assemble(plan, operator, _kronecker_blocks(plan, sums), sums)
+        coverage = _coverage(operator.program, plan, f"Kronecker ({self.approx})")
+        return structure, {"coverage": coverage}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,8 +100,7 @@ class EKFAC(KFAC):
         plan = self._plan(operator, layers)
         kept = structure.blocks[: len(plan.layers)]
         bases = [(block.left, block.right) for block in kept]
-        zeros = Zeros.of([block.values.shape for block in kept], operator.space.dtype)
-        moments = operator.scaled(_fold(operator, plan, _add_moments, zeros, bases))
+        moments = operator.sum(_moments_of_batch, _work(operator), plan, bases)
         better = [
             dataclasses.replace(block, values=m) for block, m in zip(kept, moments, strict=True)
         ]
@@ -125,9 +119,8 @@ class ExactBlocks(BlockEstimator):
         """One pass."""
         _require_rows(operator)
         plan = self._plan(operator, ())
-        sums = _fold(operator, plan, _add_factors, _zero_factors(plan, operator))
-        scale = operator.scale_as(operator.space.dtype)
-        structure = _assemble(plan, operator, [], sums, scale)
+        sums = operator.sum(_factors_of_batch, _work(operator), plan)
+        structure = _assemble(plan, operator, [], sums)
         return structure, {"coverage": _coverage(operator.program, plan, "")}
 
 
@@ -151,29 +144,13 @@ def _require_whole_leaves(operator: CurvatureOperator) -> None:
         )
 
 
-def _fold(operator: CurvatureOperator, plan: Plan, step: Any, carry: Any, *args: Any) -> Any:
+def _work(operator: CurvatureOperator) -> Work:
     columns = operator.rows_per_example
-    cost = bytes_per_example(operator.program, operator.space, columns)
-    chunking = operator.chunking(cost, in_cache=True)
-    return fold(step, carry, operator.data, chunking, operator.local, plan, *args)
+    size = bytes_per_example(operator.program, operator.space, columns)
+    return operator.work(size, reread=True)
 
 
-def _zero_factors(plan: Plan, operator: CurvatureOperator) -> Zeros:
-    leaves = jax.tree.leaves(operator.local.params)
-    shapes = [layer.shape for layer in plan.layers]
-    sums = {
-        "inputs": [(b, i, i) for b, i, _ in shapes],
-        "outputs": [(b, o, o) for b, _, o in shapes],
-        "counts": [() for _ in shapes],
-        "dense": [(leaves[i].size,) * 2 for i in plan.dense],
-        "diagonal": [leaves[i].shape for i in plan.diagonal],
-    }
-    return Zeros.of(sums, operator.space.dtype)
-
-
-def _add_factors(
-    sums: dict[str, Any], batch: Batch, local: LocalCurvature, plan: Plan
-) -> dict[str, Any]:
+def _factors_of_batch(batch: Batch, local: LocalCurvature, plan: Plan) -> dict[str, Any]:
     tapped = tap_batch(local, batch)
     leaves = jax.tree.leaves(local.params)
     inputs, outputs, counts = [], [], []
@@ -193,8 +170,13 @@ def _add_factors(
         rows = _leaf_rows(tapped, i, leaves[i])
         dense.append(rows.T @ rows)
     diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
-    new = {"inputs": inputs, "outputs": outputs, "counts": counts}
-    return jax.tree.map(jnp.add, sums, {**new, "dense": dense, "diagonal": diagonal})
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "counts": counts,
+        "dense": dense,
+        "diagonal": diagonal,
+    }
 
 
 def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
@@ -227,25 +209,17 @@ def _mean_of_nonzero(weight: jax.Array) -> jax.Array:
     return jnp.sum(weight, axis=1, keepdims=True) / jnp.maximum(taking_part, 1)
 
 
-def second_moment(x: jax.Array, axis: int) -> jax.Array:
-    """Sum over all but groups b (at `axis`) and entries i of x_bi x_bj, shape (b, i, i)."""
-    if x.shape[axis] == 1:  # a plain GEMM: XLA would copy a transpose for a batch of one
-        rows = x.reshape(-1, x.shape[-1])
-        return jax.lax.dot_general(rows, rows, (((0,), (0,)), ((), ())))[None]
-    groups = jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1, x.shape[-1])
-    return jnp.einsum("bmi,bmj->bij", groups, groups)
-
-
-def _add_moments(
-    sums: list[jax.Array], batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
+def _moments_of_batch(
+    batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
 ) -> list[jax.Array]:
     tapped = tap_batch(local, batch)
-    new = []
-    for total, layer, (left, right) in zip(sums, plan.layers, bases, strict=True):
-        a = turn(layer.operand(tapped.operand(layer.tap)), left)  # where it is masked, g is zero
-        g = turn(tapped.gradient(layer.tap), right)
-        new.append(total + matrix_diagonal(a, g))
-    return new
+    moments = []
+    for layer, (left, right) in zip(plan.layers, bases, strict=True):
+        operand = layer.operand(tapped.operand(layer.tap))  # where it is masked, g is zero
+        a = batched_matmul(operand, left)
+        g = batched_matmul(tapped.gradient(layer.tap), right)
+        moments.append(matrix_diagonal(a, g))
+    return moments
 
 
 def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
@@ -255,55 +229,43 @@ def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
     return tapped.rows(i, like).reshape(-1, leaf.size)
 
 
-def _kronecker_blocks(plan: Plan, sums: dict[str, Any], scale: jax.Array) -> list[KroneckerBlock]:
-    pairs = list(zip(sums["inputs"], sums["outputs"], strict=True))
-    large = max((x.shape[-1] for pair in pairs for x in pair), default=0) > LARGE_FACTOR
-    on_host = large and on_cpu() and is_concrete(sums)
-    decompose = _decompose_on_host if on_host else _decompose
-    parts = decompose(pairs, scale, sums["counts"])
+def _kronecker_blocks(plan: Plan, sums: dict[str, Any]) -> list[KroneckerBlock]:
+    pairs = eigh_all([*sums["inputs"], *sums["outputs"]])
+    of_inputs = pairs[: len(plan.layers)]
+    of_outputs = pairs[len(plan.layers) :]
+    products = _eigenvalues_of_products(
+        [values for values, _ in of_inputs], [values for values, _ in of_outputs], sums["counts"]
+    )
     return [
         KroneckerBlock(values, left, right, layer.to_matrix, layer.from_matrix)
-        for layer, (values, left, right) in zip(plan.layers, parts, strict=True)
+        for layer, values, (_, left), (_, right) in zip(
+            plan.layers, products, of_inputs, of_outputs, strict=True
+        )
     ]
 
 
-LARGE_FACTOR = 256  # beyond, a decomposition takes longer than the overhead of the host
-_eigen = jax.jit(eigh)
-
-
 @jax.jit
-def _decompose(
-    pairs: list[tuple[jax.Array, jax.Array]], scale: jax.Array, counts: list[jax.Array]
-) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-    """Eigenvalues and eigenvectors of every a (x) g: all layers in one compiled call."""
-    each = zip(pairs, counts, strict=True)
-    return [_kronecker_parts(eigh(a), eigh(g), scale / count) for (a, g), count in each]
-
-
-def _decompose_on_host(pairs: list, scale: Any, counts: list) -> list:
-    """The same by SciPy, one after the other: nothing is compiled, and each has all cores."""
-    factors = [np.asarray(scale) / np.asarray(count) for count in counts]
-    each = zip(pairs, factors, strict=True)
-    parts = [_kronecker_parts(eigh_on_host(a), eigh_on_host(g), f) for (a, g), f in each]
-    return jax.device_put(parts)  # `jnp.asarray` would compile a program for every shape
-
-
-def _kronecker_parts(of_inputs: tuple, of_outputs: tuple, factor: Any) -> tuple[Any, Any, Any]:
-    (ea, left), (eg, right) = of_inputs, of_outputs
-    return factor * ea.clip(min=0)[:, :, None] * eg.clip(min=0)[:, None, :], left, right
+def _eigenvalues_of_products(
+    inputs: list[jax.Array], outputs: list[jax.Array], counts: list[jax.Array]
+) -> list[jax.Array]:
+    """Of every A (x) B / count, shape (b, I, O), without the negative ones that rounding leaves."""
+    return [
+        a.clip(min=0)[:, :, None] * b.clip(min=0)[:, None, :] / count
+        for a, b, count in zip(inputs, outputs, counts, strict=True)
+    ]
 
 
 def _assemble(
-    plan: Plan, operator: CurvatureOperator, blocks: list, sums: dict[str, Any], scale: jax.Array
+    plan: Plan, operator: CurvatureOperator, blocks: list, sums: dict[str, Any]
 ) -> BlockDiagonal:
     slices = operator.space.slices
     groups = [tuple(slices[i] for i in layer.leaves) for layer in plan.layers]
-    for i, matrix in zip(plan.dense, sums["dense"], strict=True):
-        values, vectors = _eigen(scale * matrix)
+    pairs = eigh_all(sums["dense"])
+    for i, (values, vectors) in zip(plan.dense, pairs, strict=True):
         blocks.append(DenseBlock(jnp.maximum(values, 0), vectors))
         groups.append((slices[i],))
     for i, values in zip(plan.diagonal, sums["diagonal"], strict=True):
-        blocks.append(DiagonalBlock(scale * values.reshape(-1)))
+        blocks.append(DiagonalBlock(values.reshape(-1)))
         groups.append((slices[i],))
     return BlockDiagonal(tuple(blocks), tuple(groups))
 

@@ -1,19 +1,14 @@
 """The diagonal of the curvature: exact by rows, or Hutchinson's estimate from products."""
 
 import dataclasses
-import functools
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._arguments import check_key, whole_number
-from .._data import Batch
-from .._fold import Zeros
-from .._space import ParamSpace
 from ..curvature import (
     CurvatureOperator,
-    LocalCurvature,
     bytes_per_example,
     coverage_of,
     diagonal_of_batch,
@@ -34,11 +29,11 @@ class ExactDiagonal(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """One pass."""
         if operator.has_rows:
-            program, space = operator.program, operator.space
+            program = operator.program
+            space = operator.space
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
-            cost = bytes_per_example(program, space.whole, operator.rows_per_example)
-            chunking = operator.chunking(cost, in_cache=True)
-            diagonal = operator.fold(_add_diagonal, _zeros(space), chunking, then=_joined)
+            size = bytes_per_example(program, space.whole, operator.rows_per_example)
+            diagonal = operator.sum(diagonal_of_batch, operator.work(size, reread=True))
             return Diagonal(diagonal), {"coverage": coverage_of(program, space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
@@ -46,29 +41,6 @@ class ExactDiagonal(Estimator):
             for start, eye in identity_blocks(operator.size, 64, operator.space.dtype)
         ]
         return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
-
-
-@functools.lru_cache(maxsize=64)
-def _zeros(space: ParamSpace) -> Zeros:
-    return Zeros.of([(size,) for _, size in space.slices.values()], space.dtype)
-
-
-def _add_diagonal(total: list[jax.Array], batch: Batch, local: LocalCurvature) -> list[jax.Array]:
-    return jax.tree.map(jnp.add, total, diagonal_of_batch(local, batch))
-
-
-def _joined(parts: list[jax.Array]) -> jax.Array:
-    """One part after the other.
-
-    Not by `concatenate`: XLA's CPU backend would compute the sums of a small leaf inside of its
-    loop, once per entry of all leaves, at times on pages that do not exist (masked loads): three
-    times slower than the rest of the fit together. A barrier is gone before it fuses.
-    """
-    out, start = jnp.zeros(sum(part.size for part in parts), parts[0].dtype), 0
-    for part in parts:
-        out = jax.lax.dynamic_update_slice(out, part, (start,))
-        start += part.size
-    return out
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,7 +60,8 @@ class Hutchinson(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Blocks of probes share a pass over the data."""
         operator = operator.linearised()
-        dtype, block = operator.space.dtype, 16
+        dtype = operator.space.dtype
+        block = 16
         mean = jnp.zeros(operator.size, dtype)
         spread = jnp.zeros(operator.size, dtype)
         done = 0

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._data import Batch
-from .._fold import Chunking, Zeros, fold
-from .._linalg import eigh
-from .._tree import is_concrete
+from .._engine.arrays import is_concrete
+from .._engine.chunks import Work
+from .._engine.linalg import eigh, numerical_rank
+from .._engine.loops import map_over
+from .._engine.products import layer_sum
 from ..curvature import CurvatureOperator, LocalCurvature, tap_batch
 from ..structures import LowRank
 from ..taps import Layer, MatmulUse, Program, layer_of
-from ._base import numerical_rank
 
 
 def the_layer(operator: CurvatureOperator) -> Layer | None:
@@ -43,17 +44,15 @@ def _positions(program: Program, layer: Layer) -> int:
 
 def layer_curvature(operator: CurvatureOperator, layer: Layer) -> jax.Array:
     """G as a (P, P) array."""
-    _, inputs, outputs = layer.shape
-    zeros = Zeros.of((outputs, inputs, outputs, inputs), operator.space.dtype)
-    total = operator.fold(_add_layer, zeros, _chunking(operator, layer), layer)
+    total = operator.sum(_sum_of_batch, _work(operator, layer), layer)
     return _placed(total, _places(operator, layer))
 
 
-def _chunking(operator: CurvatureOperator, layer: Layer) -> Chunking:
+def _work(operator: CurvatureOperator, layer: Layer) -> Work:
     _, inputs, outputs = layer.shape
     entries = 3 * inputs * outputs + 3 * outputs * (operator.rows_per_example + outputs)
-    each = operator.space.dtype.itemsize * entries
-    return operator.chunking(each + operator.cost.activation_bytes)
+    size = operator.space.dtype.itemsize * entries
+    return operator.work(size + operator.cost.activation_bytes)
 
 
 @jax.jit
@@ -74,8 +73,8 @@ def _places(operator: CurvatureOperator, layer: Layer) -> np.ndarray:
         return np.argsort(np.asarray(layer.to_matrix(numbers)).reshape(-1))
 
 
-def _add_layer(total: jax.Array, batch: Batch, local: LocalCurvature, layer: Layer) -> jax.Array:
-    return total + _sum_of_products(*_factors(batch, local, layer))
+def _sum_of_batch(batch: Batch, local: LocalCurvature, layer: Layer) -> jax.Array:
+    return layer_sum(*_factors(batch, local, layer))
 
 
 def _factors(batch: Batch, local: LocalCurvature, layer: Layer) -> tuple[jax.Array, jax.Array]:
@@ -85,45 +84,24 @@ def _factors(batch: Batch, local: LocalCurvature, layer: Layer) -> tuple[jax.Arr
     return a, tapped.gradient(layer.tap)[:, :, 0, 0]
 
 
-def _sum_of_products(a: jax.Array, g: jax.Array) -> jax.Array:
-    """Sum over n of h (x) a a^T, (O, I, O, I)."""
-    h = jnp.einsum("nko,nkp->nop", g, g)
-
-    def one_output(_: None, weights: jax.Array) -> tuple[None, jax.Array]:
-        weighted = weights[:, :, None] * a[:, None, :]  # (n, O, I)
-        return None, jnp.tensordot(a, weighted, axes=(0, 0))
-
-    return jax.lax.scan(one_output, None, h.swapaxes(0, 1))[1]
-
-
 def layer_eigenpairs(operator: CurvatureOperator, layer: Layer) -> LowRank:
     """G on its smaller side: eigenpairs in the span of the examples' inputs."""
-    _, inputs, outputs = layer.shape
-    count, columns, dtype = operator.num_examples, operator.rows_per_example, operator.space.dtype
-    zeros = Zeros.of([(count, inputs), (count, columns, outputs)], dtype)
-    chunking, local = _chunking(operator, layer), operator.local
-    a, g = fold(_write_factors, zeros, operator.data, chunking, local, layer)
+    assert isinstance(operator.data, Batch)
+    chunks = operator.chunks(_work(operator, layer))
+    a, g = map_over(_factors, operator.data, chunks, operator.local, layer)
     directions, values, turn = _reduced_eigenpairs(a, g)
-    side = rank = values.size
+    rank = values.size
     if is_concrete(values):
-        rank = numerical_rank(np.asarray(values), noise=side**0.5)
+        rank = numerical_rank(np.asarray(values), noise=values.size**0.5)
     basis, values = _in_full(directions, values, turn, _places(operator, layer), rank)
-    return LowRank(basis, operator.scaled(values), dense_scale=True)
-
-
-def _write_factors(
-    buffers: list[jax.Array], batch: Batch, local: LocalCurvature, layer: Layer
-) -> list[jax.Array]:
-    pairs = zip(buffers, _factors(batch, local, layer), strict=True)
-    start = batch.index[0]
-    return [jax.lax.dynamic_update_slice_in_dim(buffer, x, start, 0) for buffer, x in pairs]
+    return LowRank(basis, values, dense_scale=True)
 
 
 @jax.jit
 def _reduced_eigenpairs(a: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Q with A^T = Q R, and the eigenpairs of the same sum with the columns of R for a."""
     directions, r = jnp.linalg.qr(a.T)
-    small = _sum_of_products(r.T, g)
+    small = layer_sum(r.T, g)
     side = small.shape[0] * small.shape[1]
     values, turn = eigh(small.reshape(side, side))
     return directions, jnp.maximum(values[::-1], 0), turn[:, ::-1]

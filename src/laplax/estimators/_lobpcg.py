@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch, Loader
-from .._fold import Chunking, fold
-from .._linalg import eigh
-from .._memo import compiled
-from .._tree import is_concrete
-from ..curvature import CurvatureOperator, LocalCurvature, add_product
+from .._engine.arrays import is_concrete
+from .._engine.chunks import Chunks
+from .._engine.linalg import eigh
+from .._engine.loops import sum_over
+from .._engine.memo import compiled
+from ..curvature import CurvatureOperator, LocalCurvature, product_of_batch
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative, told_from_zero, warn_of_residuals
 from ._full import dense_curvature
@@ -70,11 +71,10 @@ class Lobpcg(Estimator):
         if is_concrete(product) and not bool(jnp.any(product)):  # it divides by the largest value
             return jnp.zeros(rank, start.dtype), jnp.linalg.qr(start)[0], jnp.zeros((), int)
         # The search space holds three blocks, so a product sees 3 * rank vectors at once.
-        chunking = operator.chunking(operator.product_bytes(3 * rank))
-        args = (operator.data, jnp.asarray(operator.scale, start.dtype), start)
+        chunks = operator.chunks(operator.product_work(3 * rank))
         tol = 10 * float(jnp.finfo(start.dtype).eps) if self.tol is None else self.tol
         values, vectors, iterations = _lobpcg(
-            operator.local, chunking, self.max_iterations, tol, *args
+            operator.local, chunks, self.max_iterations, tol, operator.data, start
         )
         gram = vectors.T @ vectors - jnp.eye(rank, dtype=vectors.dtype)
         limit = float(jnp.finfo(start.dtype).eps) ** 0.5
@@ -100,17 +100,15 @@ def _leading(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
 @functools.partial(compiled, static_argnums=(1, 2, 3))
 def _lobpcg(
     local: LocalCurvature,
-    chunking: Chunking,
+    chunks: Chunks,
     max_iterations: int,
     tol: float,
     data: Batch,
-    scale: jax.Array,
     start: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    inside = dataclasses.replace(chunking, host_loop=False)
-
     def product(V: jax.Array) -> jax.Array:
-        return scale * fold(add_product, jnp.zeros_like(V.T), data, inside, local, V.T).T
+        total: jax.Array = sum_over(product_of_batch, data, chunks, local, V.T)
+        return total.T
 
     from jax.experimental.sparse.linalg import lobpcg_standard  # loads SciPy's sparse matrices
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from .._data import Batch
-from .._linalg import cho_solve, cholesky
+from .._engine.linalg import cho_solve, cholesky
 from .._tree import PyTree
 from ..likelihoods import weigh
 from ._objective import FSPObjective, Parts

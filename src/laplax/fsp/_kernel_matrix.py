@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._linalg import eigh
+from .._engine.chunks import Work, cut
+from .._engine.lanczos import random_direction, tridiagonalise
+from .._engine.linalg import eigh
+from .._engine.loops import map_over
 from .._tree import PyTree
-from ..estimators import random_direction, tridiagonalise
-from ..pushforward import map_chunks
 from ._kernels import KernelFn, gram
 from ._prior import Component
 
@@ -17,28 +18,26 @@ class KernelMatrix:
     """v -> K(x, x) v. The matrix is kept if it fits the budget, else computed block by block."""
 
     def __init__(self, kernel: KernelFn, x: PyTree, dtype: Any, memory_budget: int) -> None:
-        self.kernel, self.x = kernel, x
+        self.kernel = kernel
+        self.x = x
         count = jax.tree.leaves(x)[0].shape[0]
         row = count * jnp.dtype(dtype).itemsize
         self.matrix = _gram(kernel, x) if count * row <= memory_budget else None
-        self.block = max(1, memory_budget // (4 * row))  # a block, its distances, copies
+        self.chunks = cut(Work(4 * row), count, memory_budget)  # a row, its distances, copies
 
     def mv(self, v: jax.Array) -> jax.Array:
         """K v."""
         if self.matrix is not None:
             return _dense_product(self.matrix, v)
-        return _blocked_product(self.kernel, self.x, v, self.block)
+        return map_over(_row_products, self.x, self.chunks, self.kernel, self.x, v)
 
 
 _gram = jax.jit(gram)
 _dense_product = jax.jit(jnp.matmul)
 
 
-def _blocked(kernel: KernelFn, x: PyTree, v: jax.Array, block: int) -> jax.Array:
-    return map_chunks(lambda part: gram(kernel, part, x).astype(v.dtype) @ v, x, block)
-
-
-_blocked_product = jax.jit(_blocked, static_argnums=3)
+def _row_products(part: PyTree, kernel: KernelFn, x: PyTree, v: jax.Array) -> jax.Array:
+    return gram(kernel, part, x).astype(v.dtype) @ v
 
 
 class Decomposition(NamedTuple):

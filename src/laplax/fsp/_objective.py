@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Batch, as_batch
-from .._memo import WeakInside
+from .._engine.arrays import is_concrete
+from .._engine.memo import WeakInside
 from .._model import Model
-from .._tree import PyTree, is_concrete, pytree, static
+from .._tree import PyTree, pytree, static
 from ..likelihoods import Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
 

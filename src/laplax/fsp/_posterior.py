@@ -12,19 +12,18 @@ import jax.numpy as jnp
 from .._api import _resolve, finish, make_operator
 from .._chain import PosteriorFn
 from .._data import Batch
-from .._fold import fold
-from .._linalg import eigh
-from .._machine import MEMORY_BUDGET
-from .._memo import compiled
+from .._engine.chunks import MEMORY_BUDGET, Chunks, cut
+from .._engine.linalg import eigenpairs_of_rows, eigh
+from .._engine.loops import map_over, sum_over
+from .._engine.memo import compiled
 from .._model import Model
 from .._problem import make_problem
 from .._space import ParamSpace
 from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
-from ..estimators import eigenpairs, total_memory
+from ..estimators import total_memory
 from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate
-from ..pushforward import map_chunks
 from ..structures import Core, FunctionSpace
 from ..subset import Subset
 from ._checks import FSPWarning, check_context, check_kernels, warn_if_uncovered
@@ -157,38 +156,38 @@ class _View:
     """The linearised network at the context points."""
 
     def __init__(self, operator: CurvatureOperator, points: PyTree, memory_budget: int) -> None:
-        self.operator, self.points, self.memory_budget = operator, points, memory_budget
-        self.local, self.space = operator.local, operator.space
+        self.operator = operator
+        self.points = points
+        self.memory_budget = memory_budget
+        self.local = operator.local
+        self.space = operator.space
         self.count = jax.tree.leaves(points)[0].shape[0]
-
-    @property
-    def _args(self) -> tuple[Model, ParamSpace, PyTree, PyTree]:
-        return self.local.model, self.space, self.local.params, self.points
 
     def outputs(self) -> jax.Array:
         """f(C), (n, *out)."""
-        model, _, params, points = self._args
-        return _outputs(model, params, points)
+        return _outputs(self.local.model, self.local.params, self.points)
 
     def push(self, V: jax.Array) -> jax.Array:
         """J(C) v for the rows of V (k, P): (n, C, k)."""
-        each = self.operator.product_bytes(V.shape[0])
-        size = min(self.count, max(1, self.memory_budget // each))
-        return _push(*self._args[:2], size, *self._args[2:], V)
+        moved: jax.Array = map_over(_moved, self.points, self._chunks(V.shape[0]), self.local, V)
+        return moved
 
     def curvature(self, V: jax.Array) -> jax.Array:
         """V G V^T for the rows of V (k, P), as a sum of squares: it cannot be indefinite."""
-        chunking = self.operator.chunking(self.operator.product_bytes(V.shape[0]))
-        total = jnp.zeros((V.shape[0],) * 2, V.dtype)
-        return self.operator.fold(_add_curvature, total, chunking, V)
+        work = self.operator.product_work(V.shape[0])
+        total: jax.Array = self.operator.sum(_curvature_of_batch, work, V)
+        return total
 
     def pull(self, L: jax.Array, direction: jax.Array) -> jax.Array:
         """J(C)^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
-        chunking = self.operator.chunking(self.operator.product_bytes(L.shape[1]))
         index = jnp.arange(self.count, dtype=jnp.int32)
         batch = Batch(self.points, index, None, index)
-        total = jnp.zeros((L.shape[1], self.space.size), self.space.dtype)
-        return fold(_add_pull, total, batch, chunking, self.local, L, direction)
+        chunks = self._chunks(L.shape[1])
+        total: jax.Array = sum_over(_pull_of_batch, batch, chunks, self.local, L, direction)
+        return total
+
+    def _chunks(self, vectors: int) -> Chunks:
+        return cut(self.operator.product_work(vectors), self.count, self.memory_budget)
 
 
 @functools.partial(compiled, static_argnums=(0,))
@@ -196,11 +195,8 @@ def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
     return model.batch(points, params)
 
 
-@functools.partial(compiled, static_argnums=(0, 1, 2))
-def _push(
-    model: Model, space: ParamSpace, size: int, params: PyTree, points: PyTree, V: jax.Array
-) -> jax.Array:
-    return map_chunks(lambda part: _pushed(model, space, params, part, V)[1], points, size)
+def _moved(part: PyTree, local: LocalCurvature, V: jax.Array) -> jax.Array:
+    return _pushed(local.model, local.space, local.params, part, V)[1]
 
 
 def _pushed(
@@ -212,9 +208,7 @@ def _pushed(
     return f, jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1).astype(space.dtype)
 
 
-def _add_curvature(
-    total: jax.Array, batch: Batch, local: LocalCurvature, V: jax.Array
-) -> jax.Array:
+def _curvature_of_batch(batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
     assert isinstance(local.curvature, OuterProductCurvature)
     f, moved = _pushed(local.model, local.space, local.params, batch.input, V)
     factor = jax.vmap(functools.partial(local.curvature.factor, local.likelihood))(
@@ -224,11 +218,11 @@ def _add_curvature(
         factor = weigh(factor, jnp.sqrt(batch.weight))
     factor = factor.reshape(*moved.shape[:2], -1).astype(moved.dtype)
     rows = jnp.einsum("ncs,nck->nsk", factor, moved).reshape(-1, V.shape[0])
-    return total + rows.T @ rows
+    return rows.T @ rows
 
 
-def _add_pull(
-    total: jax.Array, batch: Batch, local: LocalCurvature, L: jax.Array, direction: jax.Array
+def _pull_of_batch(
+    batch: Batch, local: LocalCurvature, L: jax.Array, direction: jax.Array
 ) -> jax.Array:
     f, pull = jax.vjp(lambda p: local.model.batch(batch.input, p), local.params)
 
@@ -236,7 +230,7 @@ def _add_pull(
         cotangent = column[:, None] * direction[None]
         return pull(cotangent.reshape(f.shape).astype(f.dtype))[0]
 
-    return total + local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
+    return local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
 
 
 def _fit(
@@ -275,7 +269,8 @@ def _fit(
         bound=(prior.variance(view.points, outputs).astype(dtype) + noise).reshape(-1),
     )
     norm = sum((d.squared_norm(residual[:, i]) for i, d in enumerate(found)), jnp.zeros((), dtype))
-    structure = FunctionSpace(basis, singular, core, norm)
+    structure = view.operator.scaled(FunctionSpace(basis, singular, core, norm))
+    assert isinstance(structure, FunctionSpace)
     return structure, _diagnose(structure, found, noise)
 
 
@@ -287,8 +282,8 @@ def _start(v: jax.Array, key: jax.Array) -> jax.Array:
 
 def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """U and D of the thin SVD; directions that are rounding errors are left out."""
-    pairs = eigenpairs(rows)
-    singular = jnp.sqrt(pairs.eigenvalues)
+    directions, values = eigenpairs_of_rows(rows)
+    singular = jnp.sqrt(values)
     kept = singular > jnp.sqrt(jnp.finfo(rows.dtype).eps) * singular[0]
     rank = max(1, int(jnp.sum(kept)))
     if not bool(jnp.isfinite(singular[0])) or float(singular[0]) == 0:
@@ -296,7 +291,7 @@ def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
             "the network's Jacobian at the context points is zero or not finite: its function "
             "there does not depend on the parameters"
         )
-    return pairs.basis[:, :rank], singular[:rank]
+    return directions[:, :rank], singular[:rank]
 
 
 def _outside(found: list[Decomposition], seen: jax.Array) -> jax.Array:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cholesky, eigh, solve_triangular
-from .._tree import PyTree, is_concrete, leaf_names, pytree, static
+from .._engine.arrays import is_concrete
+from .._engine.linalg import cholesky, eigh, solve_triangular
+from .._tree import PyTree, leaf_names, pytree, static
 from ._kernels import Kernel, KernelFn, gram, gram_diagonal, opaque
 
 

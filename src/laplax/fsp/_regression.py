@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from .. import _optim
 from .._data import Batch, as_data, progress_bar, whole_batch
-from .._linalg import cholesky, diagonal, solve_triangular
-from .._tree import PyTree, is_concrete
+from .._engine.arrays import is_concrete
+from .._engine.linalg import cholesky, diagonal, solve_triangular
+from .._tree import PyTree
 from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._memo import WeakInside
+from .._engine.memo import WeakInside
 from .._tree import ByValue, pytree
 
 QUADRATURE_NODES = 32  # of Gauss and Hermite: exact for polynomials of degree 63

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import entry_at, positions
+from .._engine.linalg import entry_at, positions
 from ._base import Likelihood
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._engine.linalg import eigh
+from .._engine.memo import Weak, home
 from .._enums import check_names
-from .._linalg import eigh
-from .._memo import Weak, home
 from ._base import Likelihood
 
 POLICIES = ("error", "clip")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._linalg import entry_at
+from .._engine.linalg import entry_at
 
 
 def label_of(target: ArrayLike, pred: jax.Array) -> jax.Array:

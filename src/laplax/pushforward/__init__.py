@@ -7,8 +7,7 @@ from ._fields import make_recipe as make_recipe
 from ._jacobian import TapJacobian as TapJacobian
 from ._jacobian import jacobian as jacobian
 from ._jacobian import jacobian_for as jacobian_for
-from ._moments import chunk_size as chunk_size
-from ._moments import map_chunks as map_chunks
+from ._moments import prediction_work as prediction_work
 from ._prediction import FIELDS as FIELDS
 from ._prediction import Prediction as Prediction
 from ._predictive import PredictiveFamily as PredictiveFamily

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from .. import predictives
 from .._arguments import whole_number
+from .._engine.linalg import diagonal
+from .._engine.memo import WeakInside
 from .._enums import Predictive, Pushforward, as_member, near_miss
-from .._linalg import diagonal
-from .._memo import WeakInside
 from .._tree import pytree
 from ..likelihoods import (
     Bernoulli,

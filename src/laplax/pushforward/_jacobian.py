@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from .._memo import kept
+from .._engine.memo import kept
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import traced

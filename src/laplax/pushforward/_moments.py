@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._engine.chunks import CPU_CACHE, Work, networks_at_once
+from .._engine.linalg import diagonal
 from .._enums import Predictive, Pushforward
-from .._linalg import diagonal
-from .._machine import CPU_CACHE, even_size
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import Traced, traced
@@ -64,7 +64,9 @@ def nonlinear_moments(
         keys = jax.random.split(key, recipe.num_samples)
         samples = jax.lax.map(lambda k: model.batch(input, posterior.draw(k)), keys)
     else:
-        together = networks_at_once(model, posterior.mean, input, recipe.num_samples)
+        cost = traced(model, posterior.mean, one_of(input)).cost
+        size = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
+        together = networks_at_once(size, cost.has_convolution, recipe.num_samples)
         samples = jax.lax.map(lambda p: model.batch(input, p), ensemble, batch_size=together)
     mean, cov = jnp.mean(samples, axis=0), None
     centred, freedom = samples - mean[None], recipe.num_samples - 1
@@ -96,45 +98,26 @@ def moments_of(recipe: Recipe) -> Callable[..., Moments]:
     return linear_moments if linear else nonlinear_moments
 
 
-def chunk_size(
+def prediction_work(
     recipe: Recipe,
-    user: Precision | Structure,
-    known: Traced,
+    consumer: Precision | Structure,
+    shapes: Traced,
     space: ParamSpace,
     fields: Sequence[str],
-    memory_budget: int,
-) -> int:
-    """How many inputs at a time: by the temporaries of one, the Jacobian or the forward pass."""
-    outputs, activations = known.cost.outputs, known.cost.activation_bytes
-    if recipe.pushforward is Pushforward.NONLINEAR:
-        each = 2 * activations + recipe.num_samples * outputs * 8
-    elif user.factored:
-        each = jacobian_bytes(known.program, space, outputs, activations, user.width)
+) -> Work:
+    """The temporaries of one input: of its Jacobian, as `consumer` takes it, or a forward pass."""
+    outputs = shapes.cost.outputs
+    activations = shapes.cost.activation_bytes
+    linear = recipe.pushforward is Pushforward.LINEAR
+    if not linear:
+        size = 2 * activations + recipe.num_samples * outputs * 8
+    elif consumer.factored:
+        size = jacobian_bytes(shapes.program, space, outputs, activations, consumer.width)
     else:
-        each = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
+        size = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):
         sampled = recipe.num_samples if recipe.predictive is Predictive.MC_BRIDGE else 0
-        each += 8 * outputs * (3 * outputs + sampled)
-    return max(1, memory_budget // each)
-
-
-def networks_at_once(model: Model, params: PyTree, input: PyTree, most: int) -> int | None:
-    """As many as share a cache and leave room in it. Convolutions get no faster together."""
-    cost = traced(model, params, one_of(input)).cost
-    held = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
-    together = 0 if cost.has_convolution else even_size(most, 3 * CPU_CACHE // 8 // held)
-    return together if together > 1 else None
-
-
-def map_chunks(fn: Callable[[PyTree], Any], batch: PyTree, size: int) -> Any:
-    """fn on chunks of the first axis, results concatenated; one call where all of it fits."""
-    count = jax.tree.leaves(batch)[0].shape[0]
-    if count <= size:
-        return fn(batch)
-    whole = count - count % size
-    head = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), batch)
-    done = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), jax.lax.map(fn, head))
-    if whole == count:
-        return done
-    rest = fn(jax.tree.map(lambda x: x[whole:], batch))
-    return jax.tree.map(lambda a, b: jnp.concatenate([a, b]), done, rest)
+        size += 8 * outputs * (3 * outputs + sampled)
+    convolution = shapes.cost.has_convolution
+    # Gradients at the taps of a convolution are read again right away.
+    return Work(size, convolution, reread_bytes=2 * CPU_CACHE if convolution and linear else None)

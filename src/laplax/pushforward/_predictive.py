@@ -1,7 +1,6 @@
 """`set_prob_predictive(prior_arguments) -> prob_predictive(input) -> Prediction`."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,22 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Form
-from .._enums import Pushforward
-from .._machine import CPU_CACHE, MEMORY_BUDGET, even_size, on_cpu
-from .._memo import WeakInside, compiled
+from .._engine.chunks import MEMORY_BUDGET, cut
+from .._engine.loops import map_over
+from .._engine.memo import WeakInside, compiled
 from .._model import Model
 from .._traced import traced
-from .._tree import PyTree, is_concrete, one_of, pytree, static
+from .._tree import PyTree, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFamily
 from ._fields import Recipe, make_fields
 from ._input import check_input, check_shapes
 from ._jacobian import jacobian
-from ._moments import (
-    chunk_size,
-    draw_ensemble,
-    map_chunks,
-    moments_of,
-)
+from ._moments import draw_ensemble, moments_of, prediction_work
 from ._prediction import Prediction
 
 
@@ -76,51 +70,29 @@ class ProbPredictive(WeakInside):
 
 
 def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
-    """Checked fields of a batch: one compiled call, or one for every chunk.
-
-    XLA's convolutions are several times slower inside of its loops on a CPU.
-    """
-    p, post = predictive, predictive.posterior
-    known = traced(p.model, post.mean, one_of(batch))
-    on_host = on_cpu() and known.cost.has_convolution and is_concrete(p, batch)
-    budget = p.memory_budget
-    if on_host and p.recipe.pushforward is Pushforward.LINEAR:
-        budget = min(budget, 2 * CPU_CACHE)  # gradients at the taps are read again at once
-    size = chunk_size(p.recipe, post.precision, known, post.space, fields, budget)
+    """Checked fields of a batch, in chunks that fit the memory budget."""
+    posterior = predictive.posterior
+    if predictive.ensemble is None:
+        ensemble = draw_ensemble(
+            posterior, predictive.recipe, predictive.memory_budget, predictive.key
+        )
+        predictive = dataclasses.replace(predictive, ensemble=ensemble)
+    shapes = traced(predictive.model, posterior.mean, one_of(batch))
+    precision = posterior.precision
+    work = prediction_work(predictive.recipe, precision, shapes, posterior.space, fields)
     count = jax.tree.leaves(batch)[0].shape[0]
-    if count <= size or not on_host:
-        return _predict(p, batch, fields, size)
-    size = even_size(count, size)
-    parts = [
-        _predict_slice(p, batch, start, fields, min(size, count - start))
-        for start in range(0, count, size)
-    ]
-    return _samples_inside(jax.tree.map(lambda *x: jnp.concatenate(x), *parts), 1, 0)
+    chunks = cut(work, count, predictive.memory_budget)
+    prediction = map_over(_predict_chunk, batch, chunks, predictive, static=fields)
+    return _with_samples_axis(prediction, 1, 0)
 
 
-@functools.partial(compiled, static_argnums=(2, 3))
-def _predict(p: ProbPredictive, batch: PyTree, fields: tuple[str, ...], size: int) -> Prediction:
-    if p.ensemble is None:
-        ensemble = draw_ensemble(p.posterior, p.recipe, p.memory_budget, p.key)
-        p = dataclasses.replace(p, ensemble=ensemble)
-    chunk = functools.partial(_predict_chunk, p, fields=fields)
-    return _samples_inside(map_chunks(chunk, batch, size), 1, 0)
-
-
-@functools.partial(compiled, static_argnums=(3, 4))
-def _predict_slice(
-    p: ProbPredictive, batch: PyTree, start: int | jax.Array, fields: tuple[str, ...], size: int
-) -> Prediction:
-    part = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch)
-    return _predict_chunk(p, part, fields)
-
-
-def _predict_chunk(p: ProbPredictive, part: PyTree, fields: tuple[str, ...]) -> Prediction:
+def _predict_chunk(part: PyTree, p: ProbPredictive, fields: tuple[str, ...]) -> Prediction:
     moments = moments_of(p.recipe)(p.recipe, p.model, p.posterior, p.key, p.ensemble, part, fields)
-    return _samples_inside(make_fields(p.recipe, moments, p.sigma_squared, p.key, fields), 0, 1)
+    prediction = make_fields(p.recipe, moments, p.sigma_squared, p.key, fields)
+    return _with_samples_axis(prediction, 0, 1)
 
 
-def _samples_inside(prediction: Prediction, source: int, target: int) -> Prediction:
+def _with_samples_axis(prediction: Prediction, source: int, target: int) -> Prediction:
     """Chunks are joined on the first axis, so the axis of samples has to step aside."""
     fields = dict(prediction)
     if "samples" in fields:

@@ -5,6 +5,7 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 """
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -175,6 +176,12 @@ class BlockDiagonal(Structure):
     def diagonal(self) -> jax.Array:
         """The diagonal of G."""
         return diagonal_blocks(self, [block.values.reshape(-1) for block in self.blocks])
+
+    def times(self, scale: float | jax.Array) -> "BlockDiagonal":
+        """The eigenvalues of every block times the scale."""
+        factor = jnp.asarray(scale, self.dtype)
+        blocks = [dataclasses.replace(b, values=factor * b.values) for b in self.blocks]
+        return BlockDiagonal(tuple(blocks), self.groups)
 
     def spectral(self) -> "BlockDiagonal":
         """It is in its eigenbasis."""

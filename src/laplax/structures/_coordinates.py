@@ -14,12 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._linalg import turn
-from .._machine import even_size, on_cpu
+from .._engine.products import batched_matmul, each_example, few_examples
 from .._tree import pytree, static
 
 Map = Callable[[jax.Array], jax.Array]
-ROWS_AT_ONCE = 2**22  # entries of rows that are formed only to be summed
 
 
 class Coordinates(abc.ABC):
@@ -117,7 +115,7 @@ class OuterCoordinates(FactorCoordinates):
     """a (x) g: J diag(d) J^T = G diag(w) G^T with w_o = sum_i a_i^2 d_io."""
 
     def _weights(self, d: jax.Array) -> jax.Array:
-        return turn(jnp.square(self.a)[:, :, None], self._matrix(d))[:, :, 0]
+        return batched_matmul(jnp.square(self.a)[:, :, None], self._matrix(d))[:, :, 0]
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Two GEMMs."""
@@ -149,7 +147,7 @@ class OuterCoordinates(FactorCoordinates):
             return jnp.einsum("nbi,bicr->ncr", self.a, weighed)
         flat = columns.reshape(*columns.shape[:2], -1)  # (B, I, O R)
         shape = (len(self.a), columns.shape[0], *columns.shape[2:])
-        weighed = turn(self.a[:, :, None], flat).reshape(shape)
+        weighed = batched_matmul(self.a[:, :, None], flat).reshape(shape)
         return jnp.einsum("ncbo,nbor->ncr", self.g, weighed)
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
@@ -165,8 +163,7 @@ class OuterCoordinates(FactorCoordinates):
             return rest @ rest.T
 
         examples = (self._factors(), inner)
-        size = max(1, ROWS_AT_ONCE // (inner.shape[1] * basis.shape[0]))
-        return jax.lax.map(one, examples, batch_size=even_size(self.a.shape[0], size))
+        return few_examples(one, examples, entries=inner.shape[1] * basis.shape[0])
 
     def join(self, others: "Sequence[OuterCoordinates]") -> "OuterCoordinates":
         """More examples; a shared g stays one."""
@@ -179,8 +176,8 @@ class OuterCoordinates(FactorCoordinates):
 class PositionCoordinates(FactorCoordinates):
     """sum_t a_t (x) g_t, of a weight that an example uses at several positions.
 
-    A product with it forms rows one example at a time, which a CPU's cache holds: three times as
-    fast as the rows of all, which are C times the weights for every example.
+    A product with it forms the rows of one example at a time: those of all are C times the weights
+    for every example.
     """
 
     def _each(self, fn: Callable[..., jax.Array], *more: jax.Array) -> jax.Array:
@@ -191,7 +188,7 @@ class PositionCoordinates(FactorCoordinates):
             return fn(jnp.einsum("bti,cbto->bico", *self._both(factors)), *more)
 
         examples = (self._factors(), more)
-        return jax.lax.map(one, examples) if on_cpu() else jax.vmap(one)(examples)
+        return each_example(one, examples)
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cho_solve, cholesky, diagonal, solve_triangular
+from .._engine.linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import LOST, Precision
 from ._jacobian import Jacobian, as_jacobian, matmul

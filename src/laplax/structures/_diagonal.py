@@ -33,6 +33,10 @@ class Diagonal(Structure):
         """d."""
         return self.values
 
+    def times(self, scale: float | jax.Array) -> "Diagonal":
+        """Every entry times the scale."""
+        return Diagonal(jnp.asarray(scale, self.dtype) * self.values)
+
     def precision(self, c: jax.Array, prior: jax.Array) -> "DiagonalPrecision":
         """c d + t."""
         return DiagonalPrecision(c * self.values, prior)

@@ -1,11 +1,12 @@
 """Curvature and prior in a basis that a prior on the function spans (FSP-Laplace)."""
 
+import dataclasses
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cholesky, diagonal, solve_triangular
+from .._engine.linalg import cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Projection, columns
 from ._structure import Structure
@@ -107,6 +108,12 @@ class FunctionSpace(Structure):
         """U (U^T G U) U^T v."""
         inner = columns(self.singular, self.basis.T @ v)
         return self.basis @ columns(self.singular, self.core.curvature @ inner)
+
+    def times(self, scale: float | jax.Array) -> "FunctionSpace":
+        """The curvature times the scale; the prior stays as it is."""
+        curvature = jnp.asarray(scale, self.basis.dtype) * self.core.curvature
+        core = dataclasses.replace(self.core, curvature=curvature)
+        return dataclasses.replace(self, core=core)
 
     def diagonal(self) -> jax.Array:
         """Of U (U^T G U) U^T."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from .._linalg import diagonal, turn
+from .._engine.linalg import diagonal
+from .._engine.products import batched_matmul
 from .._tree import pytree, static
 from ._coordinates import (
     Coordinates,
@@ -52,8 +53,8 @@ class Outer:
             summed = PositionCoordinates(self.a, self.g, shared=self.shared).summed()
             product = jnp.einsum("bij,ncbip,bpo->ncbjo", left, summed, right)
             return RowCoordinates(product.reshape(*product.shape[:2], -1))
-        a = turn(self.a, left)
-        g = turn(self.g, right)
+        a = batched_matmul(self.a, left)
+        g = batched_matmul(self.g, right)
         return dataclasses.replace(self, a=a, g=g).coordinates()
 
     def coordinates(self, to_matrix: Map | None = None) -> Coordinates:

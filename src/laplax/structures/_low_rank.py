@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import cho_solve, cholesky, diagonal, qr, solve_triangular
+from .._engine.linalg import cho_solve, cholesky, diagonal, qr, solve_triangular
 from .._tree import pytree, static
 from ._base import Precision, Projection, columns, t_mv
 from ._jacobian import PLENTY, Jacobian, split, total

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._linalg import diagonal, eigh
+from .._engine.linalg import diagonal, eigh
 from .._tree import pytree, static
 from ._base import Precision, Projection, columns, t_mv
 from ._dense import dense_precision
@@ -59,6 +59,10 @@ class Structure(abc.ABC):
     def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
         """Lambda = c G + T."""
         return dense_precision(self.to_dense(), c, prior)
+
+    def times(self, scale: float | jax.Array) -> "Structure":
+        """`scale` times G."""
+        return Dense(jnp.asarray(scale, self.dtype) * self.to_dense())
 
     def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """Raise if this structure cannot take a prior of this granularity.
@@ -141,6 +145,11 @@ class LowRank(Structure):
         return general_low_rank(
             self.basis, self.eigenvalues, c, prior, dense_scale=self.dense_scale
         )
+
+    def times(self, scale: float | jax.Array) -> "LowRank":
+        """Its eigenvalues times the scale."""
+        eigenvalues = jnp.asarray(scale, self.dtype) * self.eigenvalues
+        return LowRank(self.basis, eigenvalues, dense_scale=self.dense_scale)
 
     def spectral(self) -> "LowRank":
         """It is in its eigenbasis."""

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import _core as core
+from .._engine import versions as core
 from .._flow import CALLS, opened, passed_through, reached_by, unrolled_equations
 from ._origin import CONSTANT, PRODUCTS, Origin, combined, meets, tapped
 from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._memo import kept
+from .._engine.memo import kept
 from ._program import Program
 from ._uses import LinearUse, MatmulUse, transpose_map
 

@@ -7,7 +7,7 @@ that takes a second; `tests/test_linalg.py` has the program. A loop over single 
 waits, and costs about as much as the batched call. Other devices keep the batched call.
 """
 
-import itertools
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.scipy.linalg import solve_triangular as lapack_solve_triangular
+
+from .arrays import is_concrete
+from .chunks import on_cpu
+
+HOST_SIDE = 256  # a larger matrix takes longer to decompose than the overhead of SciPy
+HOST_ROWS = 1024  # fewer rows are decomposed in double precision
 
 
 def _one_at_a_time(op: Callable[..., Any]) -> Any:
@@ -136,16 +142,93 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, vectors
 
 
-def eigh_on_host(a: jax.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The same of arrays (b, n, n) by SciPy's LAPACK, which JAX calls too, without compiling."""
-    from scipy.linalg import eigh as lapack_eigh
+def eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """`eigh` of every matrix or stack, in one compiled call or, if one is large, on the host."""
+    large = max((matrix.shape[-1] for matrix in matrices), default=0) > HOST_SIDE
+    if not (large and on_cpu() and is_concrete(matrices)):
+        return _eigh_all(matrices)
+    # `jnp.asarray` would compile a program for every shape.
+    return jax.device_put([eigh_on_host(matrix) for matrix in matrices])
 
+
+@jax.jit
+def _eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    return [eigh(matrix) for matrix in matrices]
+
+
+def eigh_on_host(a: Any) -> tuple[np.ndarray, np.ndarray]:
+    """`eigh` of matrices by NumPy's LAPACK: nothing is compiled, and each has all cores."""
     matrices = np.asarray(a)
-    if not np.isfinite(matrices).all():
-        return np.full(matrices.shape[:2], np.nan, a.dtype), np.full_like(matrices, np.nan)
-    pairs = [lapack_eigh(matrix, driver="evd", check_finite=False) for matrix in matrices]
-    values, vectors = zip(*pairs, strict=True)
-    return np.stack(values), np.stack(vectors)
+    if not np.isfinite(matrices).all():  # LAPACK would not say why
+        return np.full(matrices.shape[:-1], np.nan, a.dtype), np.full_like(matrices, np.nan)
+    values, vectors = np.linalg.eigh(matrices)
+    return values, vectors
+
+
+def tridiagonal_eigh(diagonal: Any, off_diagonal: Any) -> tuple[Any, Any]:
+    """Eigenvalues, ascending, and eigenvectors of a symmetric tridiagonal matrix.
+
+    On the host where that is possible: nothing is compiled.
+    """
+    if not is_concrete(diagonal, off_diagonal):
+        off = jnp.diag(off_diagonal, 1)
+        return eigh(jnp.diag(diagonal) + off + off.T)
+    above = np.diag(np.asarray(off_diagonal), 1)
+    return eigh_on_host(np.diag(np.asarray(diagonal)) + above + above.T)
+
+
+def eigenpairs_of_rows(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvectors (P, r) and eigenvalues of R^T R for few rows R, the largest first.
+
+    Directions of round-off are left out where values are known.
+    """
+    if not is_concrete(rows):
+        return _eigenpairs(rows)
+    if on_cpu() and rows.shape[0] <= HOST_ROWS and rows.dtype == np.float32:
+        return _eigenpairs_on_host(np.asarray(rows))
+    basis, values = _eigenpairs(rows)
+    return _leading(basis, values, numerical_rank(np.sqrt(values)))
+
+
+@jax.jit
+def _eigenpairs(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A QR keeps the basis orthonormal where R^T R W / sqrt(s) would not."""
+    q, t = jnp.linalg.qr(rows.T)
+    w, s, _ = jnp.linalg.svd(t)
+    return q @ w, jnp.square(s)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _leading(basis: jax.Array, values: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
+    return basis[:, :rank], values[:rank]
+
+
+def _eigenpairs_on_host(rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """The same by R R^T in double precision, which loses nothing that float32 rows have.
+
+    A QR of few columns instead of all: half of the time of `_eigenpairs`.
+    """
+    wide = rows.astype(np.float64)
+    values, vectors = np.linalg.eigh(wide @ wide.T)
+    rank = numerical_rank(np.sqrt(np.maximum(values, 0)).astype(rows.dtype))
+    q, t = np.linalg.qr(wide.T @ vectors[:, ::-1][:, :rank])
+    w, s, _ = np.linalg.svd(t)
+    with np.errstate(over="ignore"):  # infinity is refused with its cause, later
+        basis = (q @ w).astype(rows.dtype)
+        values = np.square(s).astype(rows.dtype)
+    return jax.device_put(basis), jax.device_put(values)
+
+
+def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int:
+    """How many values are more than round-off of the largest, `noise` times eps; rounded up.
+
+    A direction of round-off has no curvature and no direction. Data of low dimension leave few
+    others: everything that goes through the basis is that much faster. NaN counts, so that it is
+    seen later.
+    """
+    least = noise * np.finfo(values.dtype).eps * values.max()
+    count = int(np.sum(~(values <= least)))
+    return min(-(-max(count, 1) // step) * step, values.size)
 
 
 def cholesky(a: jax.Array) -> jax.Array:
@@ -178,32 +261,6 @@ def solve_triangular(factor: jax.Array, b: jax.Array, *, trans: bool = False) ->
 def cho_solve(factor: jax.Array, b: jax.Array) -> jax.Array:
     """(C C^T)^-1 b for one lower triangular C."""
     return solve_triangular(factor, solve_triangular(factor, b), trans=True)
-
-
-def turn(x: jax.Array, matrices: jax.Array) -> jax.Array:
-    """x (..., b, t, i) times matrices (b, i, j), one for every group b."""
-    if matrices.shape[0] == 1:  # a plain GEMM: XLA would copy transposes for a batch of one
-        return x @ matrices[0]
-    return jnp.einsum("...bti,bij->...btj", x, matrices)
-
-
-def gram(rows: jax.Array, widest: int = 4, narrowest: int = 128) -> jax.Array:
-    """R^T R from its upper blocks of columns: XLA has no symmetric product, which halves the work.
-
-    Up to `widest` blocks, each of at least `narrowest` columns.
-    """
-    size = rows.shape[1]
-    blocks = min(widest, size // narrowest)
-    if blocks < 2:
-        return rows.T @ rows
-    edges = [size * i // blocks for i in range(blocks + 1)]
-    upper = [rows[:, :end].T @ rows[:, start:end] for start, end in itertools.pairwise(edges)]
-    below = [
-        jnp.concatenate([upper[j][start:end].T for j in range(i + 1, blocks)], axis=0)
-        for i, (start, end) in enumerate(itertools.pairwise(edges[:-1]))
-    ]
-    columns = [jnp.concatenate([u, b]) for u, b in zip(upper, below, strict=False)]
-    return jnp.concatenate([*columns, upper[-1]], axis=1)
 
 
 def diagonal(matrices: jax.Array) -> jax.Array:

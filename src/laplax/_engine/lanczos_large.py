@@ -1,12 +1,13 @@
 """Lanczos for vectors beyond every cache.
 
-Memory that is touched for the first time costs as much as several readings of it, so hardly
-anything of a vector's size is made but the basis: each of its rows is a list of arrays of its own,
-the parameters' leaves where these are large, and no row is read before it exists. Python decides
-between steps, which takes no time beside them.
+Memory that is touched for the first time costs as much as several readings of it, so that hardly
+anything of a vector's size is made but the basis. Each row of the basis is a list of arrays of its
+own, the parameters' leaves where these are large, and no row is read before it exists. Python
+decides between steps, which takes no time beside them.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +16,6 @@ import numpy as np
 
 from .._data import progress_bar
 from .._space import ParamSpace
-from ..curvature import CurvatureOperator
 
 GROUP = 4  # rows that share a reading of the vector; one program for every number up to it
 CHUNK = 2**16  # entries of all rows that are combined at once
@@ -24,28 +24,30 @@ LARGE_LEAF = 2**20  # entries; every leaf of a row is a kernel to compile in eve
 
 Row = list[jax.Array]  # (1, *shape) each, or one (1, P)
 
-# Gram-Schmidt, here and in `_lanczos`: a second pass where less than this share is left of a
-# vector's norm; and what is left of a product beside the curvature, in eps, after a breakdown.
-MOST = 0.7
-BROKEN = 10
+# Gram-Schmidt: a second pass where less than this share is left of a vector's norm.
+REORTHOGONALISE_BELOW = 0.7
+BREAKDOWN_EPS = 10  # what is left of a product after a breakdown, in eps of the largest value
 
 
 def tridiagonalise_rows(
-    operator: CurvatureOperator, start: jax.Array, steps: int
+    product: Callable[[Any], Any],
+    start: jax.Array,
+    steps: int,
+    space: ParamSpace,
+    progress: bool | None,
 ) -> tuple[list[Row], np.ndarray, np.ndarray]:
     """As `tridiagonalise`, with the rows of Q^T in a list."""
     rows: list[Row] = []
     alpha, beta = np.zeros((2, steps), start.dtype)
-    tiny = BROKEN * jnp.finfo(start.dtype).eps
-    space = operator.space
+    tiny = BREAKDOWN_EPS * jnp.finfo(start.dtype).eps
     leaves = space.is_all_leaves and space.size >= LARGE_LEAF * len(space.shapes)
     w = _as_row(start, space, leaves)
     row = _unit(w, _norm(w))
-    for k in progress_bar(range(steps), steps, "lanczos", operator.progress):
+    for k in progress_bar(range(steps), steps, "lanczos", progress):
         rows.append(row)
         last = max(k - 1, 0)  # for the first row itself, whose beta is still zero
-        product = operator.mm(row) if leaves else [operator.mm(row[0])]
-        w, alpha[k] = _recur(product, row, rows[last], beta[last])
+        image = product(row) if leaves else [product(row[0])]
+        w, alpha[k] = _recur(image, row, rows[last], beta[last])
         w, norm = _project_out(rows, w)
         if norm > tiny * max(abs(alpha).max(), beta.max()):
             beta[k] = norm
@@ -81,7 +83,7 @@ def _project_out(rows: list[Row], w: Row) -> tuple[Row, Any]:
         for i in range(0, len(rows), GROUP):
             w = _take_away(w, rows[i : i + GROUP])
         norm = _norm(w)
-        if norm > MOST * before:
+        if norm > REORTHOGONALISE_BELOW * before:
             break
     return w, norm
 
