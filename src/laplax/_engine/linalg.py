@@ -144,7 +144,9 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
     """`eigh` of every matrix or stack, in one compiled call or, if one is large, on the host."""
-    large = max((matrix.shape[-1] for matrix in matrices), default=0) > HOST_SIDE
+    if not matrices:
+        return []
+    large = max(matrix.shape[-1] for matrix in matrices) > HOST_SIDE
     if not (large and on_cpu() and is_concrete(matrices)):
         return _eigh_all(matrices)
     # `jnp.asarray` would compile a program for every shape.

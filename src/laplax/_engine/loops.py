@@ -110,9 +110,10 @@ def _sum_inside(owner: Any, fn: Step, size: int, batch: Batch, args: tuple[PyTre
         return once(part, owner, args)
 
     chunks, rest = divmod(batch.num_examples, size)
-    if chunks <= 1:
-        head = batch if not rest else _slice(batch, 0, size)
-        return step(batch) if chunks == 0 else _plus_rest(step, step(head), batch, size, rest)
+    if batch.num_examples <= size:
+        return step(batch)
+    if chunks == 1:
+        return _plus_rest(step, step(_slice(batch, 0, size)), batch, size, rest)
 
     def body(total: PyTree, i: jax.Array) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, step(_slice(batch, i * size, size))), None
@@ -141,7 +142,7 @@ def _map_inside(
         return step(batch)
     whole = count - count % size
     head = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), batch)
-    done = jax.tree.map(lambda x: x.reshape(whole, *x.shape[2:]), jax.lax.map(step, head))
+    done = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(step, head))
     if whole == count:
         return done
     return _join([done, step(jax.tree.map(lambda x: x[whole:], batch))])
