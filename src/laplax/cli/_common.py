@@ -19,7 +19,7 @@ def formatted(description: str, examples: str) -> dict[str, Any]:
 
 
 def add_common(parser: argparse.ArgumentParser, out: str) -> None:
-    """`--out`, `--seed`, `--progress`, `--traceback`."""
+    """Add `--out`, `--seed`, `--progress` and `--traceback`."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -34,6 +34,11 @@ def add_common(parser: argparse.ArgumentParser, out: str) -> None:
         default=None,
         help="show progress bars (default: when a terminal is attached)",
     )
+    add_traceback(parser)
+
+
+def add_traceback(parser: argparse.ArgumentParser) -> None:
+    """Add `--traceback`."""
     parser.add_argument(
         "--traceback", action="store_true", help="show where an error comes from, too"
     )

@@ -4,7 +4,10 @@ import argparse
 import time
 from typing import Any
 
-from .._data import progress_bar
+from tqdm import tqdm
+
+from .._report import output_directory, report, write_page
+from . import _problems
 from ._common import add_common, formatted
 
 ABOUT = """Train two small networks, fit five curvatures to each, calibrate, judge against the MAP.
@@ -40,28 +43,25 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, report, write one page."""
-    from .._report._html import write_page
-    from .._report._report import output_directory, report
-    from ._problems import sinusoid, two_moons
-
     start = time.perf_counter()
     folder = output_directory(args.out)
-    problems = (sinusoid, two_moons)
-    made = []
-    for make in progress_bar(problems, len(problems), "problems", args.progress):
-        made.append(
-            report(
-                **make(args.seed),
-                out=folder / make.__name__,
-                seed=args.seed,
-                progress=args.progress,
-            )
+    hidden = None if args.progress is None else not args.progress
+    problems = (_problems.sinusoid, _problems.two_moons)
+    reports = [
+        report(
+            **problem(args.seed),
+            out=folder / problem.__name__,
+            seed=args.seed,
+            progress=args.progress,
         )
-    write_page(folder / "report.html", "laplax: a demonstration", made)
-    for one in made:
+        for problem in tqdm(problems, desc="problems", leave=False, disable=hidden)
+    ]
+    page = folder / "report.html"
+    write_page(page, "laplax: a demonstration", reports)
+    for one in reports:
         print(f"{one}\n")
     print(READING)
-    figures = sum(len(one.pictures) for one in made)
-    print(f"{folder / 'report.html'}: all of it on one page, with {figures} figures")
+    figures = sum(len(one.pictures) for one in reports)
+    print(f"{page}: all of it on one page, with {figures} figures")
     print(f"{time.perf_counter() - start:.0f} s")
     return 0
