@@ -31,13 +31,13 @@ def add_experiments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -
 
 
 def _add_experiment(commands: Any, name: str, summary: str, module: ModuleType | None) -> None:
-    about = (module.__doc__ or "").strip() if module else ""
+    about = module.__doc__ if module else ""
     parser = commands.add_parser(
         name,
         help=summary,
         # An experiment may describe --seed or --out in its own words.
         conflict_handler="resolve",
-        **formatted(about, f"examples:\n  laplax reproduce {name} --out out/{name}"),
+        **formatted(f"{about}\nexamples:\n  laplax reproduce {name} --out out/{name}"),
     )
     add_common(parser, f"out/{name}")
     if module is not None:

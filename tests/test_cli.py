@@ -1,6 +1,7 @@
 """The command: exit codes, one line per mistake, and what it prints and writes."""
 
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import laplax
-from laplax.cli import _demo, _problems, _report, _reproduce, main
+from laplax.cli import _demo, _info, _problems, _report, _reproduce, main
 
 mpl.use("Agg")
 MODULE = """
@@ -215,7 +216,16 @@ def test_demo_prints_tables_and_writes_one_page_with_both_problems(monkeypatch, 
         assert title in out
         assert f"<h2>{title}</h2>" in page
         assert (tmp_path / title / "bands.png").is_file()
-    assert _demo.EXAMPLES.strip().startswith("examples:")
+
+
+@pytest.mark.parametrize("module", [laplax.cli, _demo, _info, _report, _reproduce])
+def test_what_a_module_says_of_itself_is_its_help_with_examples(module):
+    assert "\n\nexamples:\n  laplax" in module.__doc__
+
+
+def test_the_help_of_a_report_names_every_key():
+    for name in (*_report.NEEDED, *_report.OPTIONAL):
+        assert re.search(rf"\b{name}\b", _report.__doc__)
 
 
 @pytest.mark.parametrize("make", [_problems.sinusoid, _problems.two_moons])

@@ -1,6 +1,12 @@
-"""The command `laplax`: `demo`, `report`, `reproduce`, `info`.
+"""Laplace approximations for neural networks in JAX.
 
-Exit codes: 0 all is well, 1 a failure, 2 a mistake on the command line, 130 interrupted.
+examples:
+  laplax demo --out out/demo
+  laplax report my_project.model:problem --out out/report
+  laplax reproduce table1 --seeds 5
+  laplax info
+
+exit codes: 0 all is well, 1 a failure, 2 a mistake on the command line, 130 interrupted
 """
 
 import argparse
@@ -11,15 +17,6 @@ from collections.abc import Sequence
 from . import _demo, _info, _report, _reproduce
 from ._common import UsageError, formatted
 
-EXAMPLES = """
-examples:
-  laplax demo --out out/demo
-  laplax report my_project.model:problem --out out/report
-  laplax reproduce table1 --seeds 5
-  laplax info
-
-exit codes: 0 all is well, 1 a failure, 2 a mistake on the command line, 130 interrupted
-"""
 # What a user can correct is one line; anything else is a bug, whose traceback helps to find it.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
 
@@ -51,10 +48,7 @@ def _fail(command: str, error: Exception, code: int, with_traceback: bool) -> in
 
 
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="laplax",
-        **formatted("Laplace approximations for neural networks in JAX.", EXAMPLES),
-    )
+    parser = argparse.ArgumentParser(prog="laplax", **formatted(__doc__))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in (_demo, _report, _info):
         module.add_command(commands)

@@ -9,11 +9,12 @@ class UsageError(Exception):
     """A mistake on the command line: one line, exit code 2."""
 
 
-def formatted(description: str, examples: str) -> dict[str, Any]:
-    """Settings of a parser whose help ends with examples, as they are written."""
+def formatted(text: str | None) -> dict[str, Any]:
+    """Settings of a parser whose help is `text`, as it is written: its examples come last."""
+    about, _, examples = (text or "").partition("\nexamples:\n")
     return {
-        "description": description,
-        "epilog": examples.strip("\n"),
+        "description": about.strip(),
+        "epilog": f"examples:\n{examples.rstrip()}",
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
 

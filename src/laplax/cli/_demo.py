@@ -1,4 +1,16 @@
-"""`laplax demo`: the whole pipeline on two small problems."""
+"""Train two small networks, fit five curvatures to each, calibrate, judge against the MAP.
+
+A sinusoid with a gap (regression, calibrated by the evidence) and two moons (classification,
+calibrated by the NLL of held-out data). Prints the tables; writes report.html, which needs no
+network, and every figure as PNG and SVG. Takes about a minute, most of it compilation.
+
+The two problems show the steps; they are no benchmark. The moons were made so that the MAP is
+overconfident, and calibrated by held-out NLL because the evidence leaves them underconfident.
+
+examples:
+  laplax demo
+  laplax demo --out /tmp/laplax-demo --seed 3
+"""
 
 import argparse
 import time
@@ -10,33 +22,18 @@ from .._report import output_directory, report, write_page
 from . import _problems
 from ._common import add_common, formatted
 
-ABOUT = """Train two small networks, fit five curvatures to each, calibrate, judge against the MAP.
-
-A sinusoid with a gap (regression, calibrated by the evidence) and two moons (classification,
-calibrated by the NLL of held-out data). Prints the tables; writes report.html, which needs no
-network, and every figure as PNG and SVG. Takes about a minute, most of it compilation.
-
-The two problems show the steps; they are no benchmark. The moons were made so that the MAP is
-overconfident, and calibrated by held-out NLL because the evidence leaves them underconfident.
-"""
 READING = """How to read two of the numbers:
 - regression, diagonal: without correlations between weights the evidence takes the data for noise
   (noise variance above 3), and the bands are ten times too wide.
 - moons, auroc below 0.5: far out the logits grow, and the network is surer there than between the
   moons, where classes overlap. A Laplace approximation narrows that gap and does not close it.
 """
-EXAMPLES = """
-examples:
-  laplax demo
-  laplax demo --out /tmp/laplax-demo --seed 3
-"""
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "demo", help="the whole pipeline on two small problems", **formatted(ABOUT, EXAMPLES)
-    )
+    summary = "the whole pipeline on two small problems"
+    parser = commands.add_parser("demo", help=summary, **formatted(__doc__))
     add_common(parser, "out/demo")
     parser.set_defaults(run=run)
 

@@ -1,4 +1,9 @@
-"""`laplax info`: what a bug report should say."""
+"""Print versions, devices, default precision, cores and memory: what a bug report needs.
+
+examples:
+  laplax info
+  JAX_ENABLE_X64=1 laplax info
+"""
 
 import argparse
 import os
@@ -12,20 +17,13 @@ import jax.numpy as jnp
 from .._report import human_bytes
 from ._common import add_traceback, formatted
 
-ABOUT = "Print versions, devices, default precision, cores and memory: what a bug report needs."
-EXAMPLES = """
-examples:
-  laplax info
-  JAX_ENABLE_X64=1 laplax info
-"""
 PACKAGES = ("laplax", "jax", "jaxlib", "numpy", "optax", "matplotlib")
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "info", help="versions, devices, precision, memory", **formatted(ABOUT, EXAMPLES)
-    )
+    summary = "versions, devices, precision, memory"
+    parser = commands.add_parser("info", help=summary, **formatted(__doc__))
     add_traceback(parser)
     parser.set_defaults(run=run)
 

@@ -1,4 +1,26 @@
-"""`laplax report MODULE:ATTRIBUTE`: a report on a model of the user's."""
+"""Fit several curvatures to a trained model and write a report of tables and figures.
+
+MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
+or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
+
+  needed    model_fn, params, train, test, loss_fn
+  optional  calibration, ood, curvatures, subset,
+            calibration_objective, calibration_method, vmap_over_data, title
+
+model_fn(input, params) is the network for one input, params are its trained weights; train, test
+and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
+of laplax.report, whose documentation says what each may be.
+
+examples:
+  laplax report my_project.model:problem --out out/report
+  laplax report my_model:load --data features.npz --curvature diagonal --curvature kfac
+
+my_model.py:
+  def load(data):
+      return {"model_fn": model_fn, "params": params, "loss_fn": "cross_entropy",
+              "train": (data["x_train"], data["y_train"]),
+              "test": (data["x_test"], data["y_test"])}
+"""
 
 import argparse
 import importlib
@@ -26,37 +48,12 @@ OPTIONAL = (
     "vmap_over_data",
     "title",
 )
-ABOUT = f"""Fit several curvatures to a trained model and write a report of tables and figures.
-
-MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
-or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
-
-  needed    {", ".join(NEEDED)}
-  optional  {", ".join(OPTIONAL[:4])},
-            {", ".join(OPTIONAL[4:])}
-
-model_fn(input, params) is the network for one input, params are its trained weights; train, test
-and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
-of laplax.report, whose documentation says what each may be.
-"""
-EXAMPLES = """
-examples:
-  laplax report my_project.model:problem --out out/report
-  laplax report my_model:load --data features.npz --curvature diagonal --curvature kfac
-
-my_model.py:
-  def load(data):
-      return {"model_fn": model_fn, "params": params, "loss_fn": "cross_entropy",
-              "train": (data["x_train"], data["y_train"]),
-              "test": (data["x_test"], data["y_test"])}
-"""
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "report", help="tables and figures for a model of yours", **formatted(ABOUT, EXAMPLES)
-    )
+    summary = "tables and figures for a model of yours"
+    parser = commands.add_parser("report", help=summary, **formatted(__doc__))
     parser.add_argument("problem", metavar="MODULE:ATTRIBUTE", help="what the report is about")
     parser.add_argument(
         "--data", type=Path, metavar="FILE.npz", help="arrays for a function with one argument"

@@ -1,4 +1,12 @@
-"""`laplax reproduce NAME`: the paper's tables and figures, from the folder `experiments/`."""
+"""Compute a table or a figure of the paper again. Each has options of its own: see its --help.
+
+The experiments are the folder experiments/ of the source code; they are not installed.
+
+examples:
+  laplax reproduce figure1
+  laplax reproduce table1 --seeds 5 --out out/table1
+  laplax reproduce table2 --help
+"""
 
 import importlib
 import sys
@@ -9,22 +17,12 @@ from typing import Any
 from ._common import formatted
 
 SOURCE = Path(__file__).parents[3]  # the checkout, unless this is an installed copy
-ABOUT = (
-    "Compute a table or a figure of the paper again. Each has options of its own: see its --help."
-)
-EXAMPLES = """
-examples:
-  laplax reproduce figure1
-  laplax reproduce table1 --seeds 5 --out out/table1
-  laplax reproduce table2 --help
-"""
 
 
 def add_command(commands: Any, arguments: Sequence[str]) -> None:
     """Register the command. The experiments are only looked for when `arguments` ask for one."""
-    parser = commands.add_parser(
-        "reproduce", help="the paper's tables and figures", **formatted(ABOUT, EXAMPLES)
-    )
+    summary = "the paper's tables and figures"
+    parser = commands.add_parser("reproduce", help=summary, **formatted(__doc__))
     if arguments[:1] != ["reproduce"]:
         return
     if not (SOURCE / "experiments" / "__init__.py").is_file():
