@@ -1,5 +1,8 @@
 """The command: exit codes, one line per mistake, and what it prints and writes."""
 
+import pathlib
+import re
+import subprocess
 import sys
 import types
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 
 import laplax
-from laplax.cli import _demo, _problems, _report, main
+from laplax.cli import _demo, _info, _problems, _report, _reproduce, main
 
 mpl.use("Agg")
 MODULE = """
@@ -213,7 +216,16 @@ def test_demo_prints_tables_and_writes_one_page_with_both_problems(monkeypatch, 
         assert title in out
         assert f"<h2>{title}</h2>" in page
         assert (tmp_path / title / "bands.png").is_file()
-    assert _demo.EXAMPLES.strip().startswith("examples:")
+
+
+@pytest.mark.parametrize("module", [laplax.cli, _demo, _info, _report, _reproduce])
+def test_what_a_module_says_of_itself_is_its_help_with_examples(module):
+    assert "\n\nexamples:\n  laplax" in module.__doc__
+
+
+def test_the_help_of_a_report_names_every_key():
+    for name in (*_report.NEEDED, *_report.OPTIONAL):
+        assert re.search(rf"\b{name}\b", _report.__doc__)
 
 
 @pytest.mark.parametrize("make", [_problems.sinusoid, _problems.two_moons])
@@ -229,16 +241,13 @@ def test_the_demonstrations_problems_depend_on_the_seed_alone(make, monkeypatch)
 
 @pytest.fixture
 def experiment(monkeypatch):
-    """A stand-in for `laplax.experiments.table1`, which notes what it is given."""
+    """A stand-in for `experiments.table1`, which notes what it is given."""
     seen = {}
-    module = types.ModuleType("laplax.experiments.table1")
+    module = types.ModuleType("experiments.table1")
     module.__doc__ = "A table."
     module.add_arguments = lambda parser: parser.add_argument("--seeds", type=int, default=1)
     module.run = lambda args: seen.update(vars(args)) or 0
-    monkeypatch.setitem(sys.modules, "laplax.experiments.table1", module)
-    package = types.ModuleType("laplax.experiments")
-    package.table1 = module
-    monkeypatch.setitem(sys.modules, "laplax.experiments", package)
+    monkeypatch.setitem(sys.modules, "experiments.table1", module)
     return seen
 
 
@@ -257,9 +266,32 @@ def test_reproduce_shows_the_options_of_the_experiment(capsys):
     assert "A table." in out
 
 
-@pytest.mark.usefixtures("experiment")
-def test_an_experiment_that_is_not_installed_is_one_line(capsys):
-    # The stand-in package has no path to look for further modules in.
-    sys.modules.pop("laplax.experiments.figure2", None)
-    assert main(["reproduce", "figure2"]) == 1
-    assert "'figure2' is not part of this installation" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [["figure2"], ["--help"]])
+def test_experiments_that_are_not_installed_are_one_line(arguments, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(_reproduce, "SOURCE", tmp_path)
+    assert main(["reproduce", *arguments]) == 1
+    err = capsys.readouterr().err
+    assert "the paper's experiments are not part of the installed package" in err
+    assert "the folder experiments/ of the source code" in err
+    assert err.count("\n") == 1
+
+
+def test_the_other_commands_need_no_experiments(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(_reproduce, "SOURCE", tmp_path)
+    assert main(["info"]) == 0
+    assert "laplax" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "table1", "table2"])
+def test_every_experiment_of_the_paper_says_what_it_does(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["reproduce", name, "--help"])
+    assert stop.value.code == 0
+    assert f"{name[:-1].capitalize()} {name[-1]} of the paper" in capsys.readouterr().out
+
+
+def test_the_folder_of_experiments_is_a_command_of_its_own():
+    root = pathlib.Path(__file__).parents[1]
+    command = [sys.executable, "-m", "experiments", "table1", "--help"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert "usage: laplax reproduce table1" in done.stdout

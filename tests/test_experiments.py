@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import _cifar10, figure1, table1, table2
 from laplax import GradientDescent, GridSearch
-from laplax.experiments import _cifar10, figure1, table1, table2
 
 
 def arguments(**given):

@@ -1,6 +1,8 @@
 """Metrics against scipy, scikit-learn and loops in numpy; over ragged batches against one batch."""
 
+import inspect
 import itertools
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -310,6 +312,42 @@ def test_average_counts_booleans(classification):
     metric = metrics.average(lambda pred_act, target: pred_act.argmax(-1) == target)
     expected = metrics.accuracy(classification["pred_act"], classification["target"])
     np.testing.assert_allclose(metric.stream(split(classification)), expected, **TOLERANCE)
+
+
+# --- one definition: a function to call, a metric to stream ----------------------------------
+
+DECORATED = [
+    *("rmse", "nll", "crps", "chi_squared", "coverage", "interval_width", "pit"),
+    *("accuracy", "top_k_accuracy", "nll_from_log_probs", "cross_entropy", "brier", "entropy"),
+    *("mutual_information", "ece", "mce", "auroc", "fpr95"),
+]
+
+
+@pytest.mark.parametrize("name", DECORATED)
+def test_a_metric_has_the_name_the_signature_and_the_text_of_its_function(name):
+    metric = getattr(metrics, name)
+    assert isinstance(metric, metrics.Metric)
+    assert metric.__name__ == name
+    assert metric.__module__.startswith("laplax.metrics.")
+    assert metric.__doc__ != metrics.Metric.__doc__
+    assert ">>> " in metric.__doc__
+    parameters = inspect.signature(metric).parameters
+    assert metric.fields == tuple(p.name for p in parameters.values() if p.default is p.empty)
+    assert pickle.loads(pickle.dumps(metric)) is metric
+
+
+def test_fields_can_be_given_by_name(regression):
+    values = [regression[field] for field in FIELDS]
+    named = dict(zip(FIELDS, values, strict=True))
+    for metric in (metrics.nll, metrics.coverage, metrics.pit):
+        np.testing.assert_array_equal(metric(**named), metric(*values))
+    with pytest.raises(TypeError, match="levle"):
+        metrics.coverage(*values, levle=0.5)
+
+
+def test_a_metric_of_the_users_is_pickled_by_its_functions():
+    metric = pickle.loads(pickle.dumps(metrics.Metric(np.asarray, np.max, collect=True)))
+    assert (metric.statistics, metric.finalise, metric.collect) == (np.asarray, np.max, True)
 
 
 # --- transformations and types -------------------------------------------------------------

@@ -268,6 +268,33 @@ def test_regression_finds_its_noise_and_draws_bands(tmp_path):
     assert "bands" in made.html.read_text() or "Predictive bands" in made.html.read_text()
 
 
+def one_output(input, params):
+    return network(input, params)[0]
+
+
+TARGETS = {
+    "truth values": (one_output, 1, "binary_cross_entropy", lambda n: RNG.uniform(size=n) < 0.5),
+    "shares": (one_output, 1, "binary_cross_entropy", lambda n: RNG.uniform(size=n)),
+    "class shares": (network, 3, "cross_entropy", lambda n: RNG.dirichlet([1.0, 1.0, 1.0], n)),
+    "variance head": (network, 2, "heteroscedastic", lambda n: RNG.normal(size=n)),
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_targets_of_every_kind_are_judged_as_evaluation_does(kind):
+    model_fn, outputs, loss_fn, draw = TARGETS[kind]
+    params = weights(2, outputs)
+    train, test = ((points(n, 2)[0], jnp.asarray(draw(n))) for n in (16, 12))
+    report = laplax.report(
+        model_fn, params, train=train, test=test, loss_fn=loss_fn, curvatures=["diagonal"]
+    )
+    posterior_fn, _ = laplax.laplace(model_fn, params, train, loss_fn=loss_fn, curv_type="diagonal")
+    arguments = report.prior_arguments["diagonal"]
+    expected, _ = laplax.evaluation(posterior_fn, model_fn, params, arguments, test)
+    row = {key: value for key, value in report.metrics.rows[1].items() if key != "name"}
+    assert row == pytest.approx(expected, rel=1e-6)
+
+
 def test_loaders_and_several_outputs_get_a_report_without_bands(tmp_path):
     def batches(n):
         x = jnp.asarray(RNG.normal(size=(n, 5, 1)))

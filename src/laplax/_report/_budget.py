@@ -10,7 +10,7 @@ from .._api import make_operator
 from .._problem import Problem
 from ..curvature import CurvatureOperator
 from ..estimators import KFAC, Estimator, ExactBlocks, Full, Lanczos, Lobpcg
-from ._setting import resolve_objects
+from ._curvatures import Options, resolve_objects
 from ._tables import human_bytes
 
 FLOPS_PER_SECOND = 1e10  # of a few cores, with all that is not arithmetic
@@ -51,7 +51,7 @@ class Budget:
         )
 
 
-def estimated_cost(problem: Problem, options: dict[str, Any], num_inputs: int) -> Cost:
+def estimated_cost(problem: Problem, options: Options, num_inputs: int) -> Cost:
     """Of a fit by these options of `laplace`, and of predictions for so many inputs."""
     measured, estimator = resolve_objects(options)
     operator = make_operator(problem, measured, options.get("subset"), progress=False)
@@ -59,8 +59,10 @@ def estimated_cost(problem: Problem, options: dict[str, Any], num_inputs: int) -
 
 
 def _fit_cost(estimator: Estimator, operator: CurvatureOperator) -> Cost:
-    size, item = operator.size, operator.space.dtype.itemsize
-    examples, forward = int(operator.data.num_counted), _forward_flops(operator)
+    size = operator.size
+    item = operator.space.dtype.itemsize
+    examples = int(operator.data.num_counted)
+    forward = _forward_flops(operator)
     if isinstance(estimator, Lanczos | Lobpcg):
         products = _width(estimator, operator)
         return Cost(3 * products * size * item, 6 * products * examples * forward)
@@ -70,7 +72,8 @@ def _fit_cost(estimator: Estimator, operator: CurvatureOperator) -> Cost:
     rows = examples * operator.rows_per_example
     backward = Cost(3 * size * item, forward * (examples + 2 * rows))
     if isinstance(estimator, Full):
-        side, other = min(rows, size), max(rows, size)
+        side = min(rows, size)
+        other = max(rows, size)
         # G or its rows, the eigenvectors, and as much again for the decomposition.
         return backward + Cost(4 * side * size * item, 4 * other * side**2 + EIGEN * side**3)
     return sum((_block_cost(estimator, shape, item) for shape in _shapes(operator)), backward)
@@ -92,9 +95,8 @@ def _prediction_cost(estimator: Estimator, operator: CurvatureOperator, inputs: 
     """Jacobians of all inputs, and their products with a basis of so many columns."""
     outputs = math.prod(operator.traced.output.shape)
     jacobians = inputs * (1 + 2 * outputs) * _forward_flops(operator)
-    return Cost(
-        flops=jacobians + 2 * inputs * outputs * operator.size * _width(estimator, operator)
-    )
+    products = 2 * inputs * outputs * operator.size * _width(estimator, operator)
+    return Cost(flops=jacobians + products)
 
 
 def _width(estimator: Estimator, operator: CurvatureOperator) -> int:
@@ -116,8 +118,8 @@ def _forward_flops(operator: CurvatureOperator) -> float:
     local = operator.local
     example = operator.data.peek().example()[0]
     counted: Any = jax.jit(local.model.one).lower(example, local.params).cost_analysis()
-    found = counted.get("flops", 0.0) if isinstance(counted, dict) else 0.0
-    return max(float(found), 2.0 * operator.space.whole.size)
+    flops = counted.get("flops", 0.0) if isinstance(counted, dict) else 0.0
+    return max(float(flops), 2.0 * operator.space.whole.size)
 
 
 def _human_seconds(seconds: float) -> str:

@@ -20,34 +20,35 @@ def is_two_dimensional(setting: Setting, fitted: Sequence[Fitted]) -> bool:
 
 def two_names(fitted: Fitted) -> tuple[str, str]:
     """What the two parameters are called: by their leaves, and by number within a leaf."""
-    space = fitted.posterior_fn.space
-    names = leaf_names(fitted.posterior_fn.mean)
-    found = [
-        names[i] if size == 1 else f"{names[i]}[{k}]"
-        for i, (_, size) in space.slices.items()
+    posterior_fn = fitted.posterior_fn
+    leaves = leaf_names(posterior_fn.mean)
+    first, second = (
+        leaves[i] if size == 1 else f"{leaves[i]}[{k}]"
+        for i, (_, size) in posterior_fn.space.slices.items()
         for k in range(size)
-    ]
-    return found[0], found[1]
+    )
+    return first, second
 
 
 def energy_of(setting: Setting, fitted: Fitted) -> Callable[[np.ndarray], np.ndarray]:
     """-log p(D, theta) at the chosen hyperparameters, for parameters (n, 2)."""
-    problem, posterior_fn = setting.problem, fitted.posterior_fn
-    space, batch = posterior_fn.space, problem.data
+    problem = setting.problem
+    posterior_fn = fitted.posterior_fn
+    space = posterior_fn.space
+    batch = problem.data
     assert isinstance(batch, Batch)
     arguments = posterior_fn.parse(fitted.prior_arguments)
     centre = space.flatten(posterior_fn.mean)
 
-    def one(flat: jax.Array) -> jax.Array:
+    def energy(flat: jax.Array) -> jax.Array:
         offset = space.unflatten(flat - centre)
         params = jax.tree.map(jnp.add, posterior_fn.mean, offset)
         f = problem.model.batch(batch.input, params)
-        weights = () if batch.weight is None else (batch.weight,)
-        fits = jax.vmap(problem.likelihood.data_fit)(f, batch.target, *weights)
+        fits = jax.vmap(problem.likelihood.data_fit)(f, batch.target, batch.weight)
         fit = jax.tree.map(jnp.sum, fits)
         noise = arguments.sigma_squared.astype(fit.loss.dtype)
         likelihood = problem.likelihood.log_likelihood(fit, noise).astype(flat.dtype)
         return 0.5 * jnp.sum(arguments.precision * jnp.square(flat)) - likelihood
 
-    many = jax.jit(jax.vmap(one))
-    return lambda points: np.asarray(many(jnp.asarray(points, space.dtype)))
+    energies = jax.jit(jax.vmap(energy))
+    return lambda points: np.asarray(energies(jnp.asarray(points, space.dtype)))

@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import plot
-from ..plot._style import legend_below
 from ._energy import energy_of, is_two_dimensional, two_names
 from ._fit import Fitted, uncertainty
 from ._panels import Plan, panels, size_of
-from ._setting import MAP_SIDE, Setting
+from ._setting import MAP_SIDE, Arrays, Setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Named = tuple[str, Arrays]  # what is predicted, and by what
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,18 +26,20 @@ class Drawing:
     """What there is to draw: predictions of the MAP and of every curvature."""
 
     setting: Setting
-    predicted_map: dict[str, np.ndarray]
+    predicted_map: Arrays
     fitted: list[Fitted]
     shown: Fitted | None
 
-    def compared(self) -> list[tuple[str, dict[str, np.ndarray]]]:
+    def compared(self) -> list[Named]:
         """The MAP, and the curvature that single figures show."""
-        both = [("MAP", self.predicted_map)]
-        return both + ([(self.shown.name, self.shown.prediction)] if self.shown else [])
+        return self._with_map([self.shown] if self.shown else [])
 
-    def all(self) -> list[tuple[str, dict[str, np.ndarray]]]:
+    def all(self) -> list[Named]:
         """The MAP and every curvature."""
-        return [("MAP", self.predicted_map), *((x.name, x.prediction) for x in self.fitted)]
+        return self._with_map(self.fitted)
+
+    def _with_map(self, fitted: list[Fitted]) -> list[Named]:
+        return [("MAP", self.predicted_map), *((x.name, x.prediction) for x in fitted)]
 
     def train(self) -> tuple[np.ndarray, np.ndarray]:
         """Training inputs and targets, or the first batch of a loader."""
@@ -75,8 +78,7 @@ def bands(drawing: Drawing) -> Plan:
         part |= {"pred_std": np.sqrt(part["pred_var"]), "total_std": np.sqrt(part["total_var"])}
         data = drawing.train()
         plot.predictive_band(setting.inputs["figure"], part, data=data, legend=False, ax=ax)
-        low, high = _reach(data[1], part["pred_mean"])
-        ax.set(title=item.name, ylim=(low, high))
+        ax.set(title=item.name, ylim=_reach(data[1], part["pred_mean"]))
 
     return Plan(
         "bands",
@@ -94,7 +96,7 @@ def confidence_maps(drawing: Drawing) -> Plan:
     points = np.asarray(setting.inputs["figure"])
     xlim, ylim = ((float(x.min()), float(x.max())) for x in points.T)
 
-    def panel(ax: "Axes", item: tuple[str, dict[str, np.ndarray]]) -> None:
+    def panel(ax: "Axes", item: Named) -> None:
         name, prediction = item
         values = np.exp(setting.part(prediction, "figure")["log_pred_act"])
         plot.confidence_map(
@@ -132,10 +134,7 @@ def reliability(drawing: Drawing) -> Plan:
         ax = figure.subplots()
         for curve, (name, prediction) in enumerate(drawing.compared()):
             probabilities, target = _test(setting, prediction)
-            plot.reliability_diagram(
-                probabilities, target, label=name, curve=1 - curve, legend=False, ax=ax
-            )
-        legend_below(ax, 1)
+            plot.reliability_diagram(probabilities, target, label=name, curve=1 - curve, ax=ax)
 
     return Plan(
         "reliability",
@@ -151,7 +150,7 @@ def confidences(drawing: Drawing) -> Plan:
     """The MAP and one curvature, side by side."""
     setting = drawing.setting
 
-    def panel(ax: "Axes", item: tuple[str, dict[str, np.ndarray]]) -> None:
+    def panel(ax: "Axes", item: Named) -> None:
         name, prediction = item
         probabilities, target = _test(setting, prediction)
         plot.confidence_histogram(probabilities, target, curve=1 - (name != "MAP"), ax=ax)
@@ -173,10 +172,10 @@ def foreign_inputs(drawing: Drawing) -> Plan:
     compared = drawing.compared() if setting.classification else drawing.compared()[1:]
     kind = "entropy [nat]" if setting.classification else "epistemic standard deviation"
 
-    def panel(ax: "Axes", item: tuple[str, dict[str, np.ndarray]]) -> None:
+    def panel(ax: "Axes", item: Named) -> None:
         name, prediction = item
-        known, foreign = (uncertainty(setting.part(prediction, p)) for p in ("test", "ood"))
-        plot.entropy_histograms(known, foreign, xlabel=kind, legend=False, ax=ax)
+        scores = (uncertainty(setting.part(prediction, part)) for part in ("test", "ood"))
+        plot.entropy_histograms(*scores, xlabel=kind, legend=False, ax=ax)
         ax.set_title(name)
 
     return Plan(
@@ -191,12 +190,11 @@ def foreign_inputs(drawing: Drawing) -> Plan:
 
 def calibration_curves(drawing: Drawing) -> Plan:
     """The objective along the prior precision, one panel per curvature."""
-    objective = drawing.setting.objective
-    name = objective if isinstance(objective, str) else getattr(objective, "__name__", "objective")
+    objective = drawing.setting.objective_name
 
     def panel(ax: "Axes", item: Fitted) -> None:
-        chosen = item.prior_arguments["prior_prec"]
-        plot.calibration_curve(item.curve, objective=str(name), chosen=chosen, ax=ax)
+        best = item.prior_arguments["prior_prec"]
+        plot.calibration_curve(item.curve, objective=objective, chosen=best, ax=ax)
         ax.set_title(item.name)
 
     return Plan(
@@ -215,10 +213,9 @@ def spectra(drawing: Drawing) -> Plan:
     def paint(figure: "Figure") -> None:
         ax = figure.subplots()
         for curve, item in enumerate(drawing.fitted):
-            structure = item.posterior_fn.structure
             if _has_curvature(item):
-                plot.spectrum(structure, label=item.name, curve=curve, legend=False, ax=ax)
-        legend_below(ax, 2)
+                structure = item.posterior_fn.structure
+                plot.spectrum(structure, label=item.name, curve=curve, ax=ax)
 
     return Plan(
         "spectrum",
@@ -251,16 +248,14 @@ def layers(drawing: Drawing) -> Plan:
 
 def energy(drawing: Drawing) -> Plan:
     """Two parameters: the energy itself."""
-    setting, shown = drawing.setting, drawing.shown
+    shown = drawing.shown
     assert shown is not None
 
     def paint(figure: "Figure") -> None:
-        covariances = {x.name: _covariance(x) for x in drawing.fitted}
-        mean = np.asarray(shown.posterior_fn.space.flatten(shown.posterior_fn.mean))
         plot.energy_ellipses(
-            energy_of(setting, shown),
-            mean,
-            covariances,
+            energy_of(drawing.setting, shown),
+            shown.posterior_fn.space.flatten(shown.posterior_fn.mean),
+            {x.name: _covariance(x) for x in drawing.fitted},
             names=two_names(shown),
             ax=figure.subplots(),
         )
@@ -280,21 +275,23 @@ def _has_curvature(item: Fitted) -> bool:
 
 
 def _covariance(item: Fitted) -> np.ndarray:
-    precision = item.posterior_fn(item.prior_arguments).precision
-    return np.asarray(precision.solve(jnp.eye(2, dtype=item.posterior_fn.space.dtype)))
+    posterior = item.posterior_fn(item.prior_arguments)
+    columns = jnp.eye(2, dtype=item.posterior_fn.space.dtype)
+    return np.stack([np.asarray(posterior.cov_mv(column)) for column in columns], axis=-1)
 
 
-def _test(setting: Setting, prediction: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _test(setting: Setting, prediction: Arrays) -> tuple[np.ndarray, np.ndarray]:
     """Class probabilities and labels, one row per event."""
     values = np.exp(setting.part(prediction, "test")["log_pred_act"])
-    target = np.asarray(setting.test.target)
+    target = np.asarray(setting.target("test"))
     if target.shape == values.shape:
         target = target.argmax(-1)
-    return values.reshape(-1, values.shape[-1]), np.rint(target).astype(int).reshape(-1)
+    return values.reshape(-1, values.shape[-1]), target.reshape(-1)
 
 
 def _reach(targets: np.ndarray, mean: np.ndarray) -> tuple[float, float]:
     """A frame that shows data and mean; a band far from the data would squeeze both flat."""
-    low, high = float(min(targets.min(), mean.min())), float(max(targets.max(), mean.max()))
+    low = float(min(targets.min(), mean.min()))
+    high = float(max(targets.max(), mean.max()))
     pad = 0.6 * (high - low) or 1.0
     return low - pad, high + pad

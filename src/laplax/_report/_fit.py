@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import operator
 import time
 import warnings
 from collections.abc import Mapping
@@ -12,33 +13,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import metrics
 from .._api import laplace
 from .._chain import PosteriorFn, SetProbPredictive
-from .._engine.memo import compiled
-from .._model import Model
 from .._pipeline import calibration as calibrate
 from .._pipeline import effective_parameters, log_marginal_likelihood, predictive
 from .._tree import PyTree
 from ..calibration import GridSearch, Trace
-from ..evaluation import needed_fields, observe, resolve_metrics
-from ..likelihoods import DataFit
-from ..metrics import auroc, fpr95
+from ..likelihoods import Bernoulli, Categorical, DataFit, HeteroscedasticGaussian
 from ..posterior import CurvEstimate
-from ..pushforward import (
-    Moments,
-    ProbPredictive,
-    Recipe,
-    make_fields,
-    make_recipe,
-    predict,
-)
-from ._budget import Budget, estimated_cost
-from ._setting import Setting
+from ..pushforward import ProbPredictive
+from ._budget import estimated_cost
+from ._setting import Arrays, Setting
 
 # What a fit may meet that is not a mistake in the call: memory, an indefinite Hessian, a layer
 # that the curvature cannot keep. Each becomes a row that says so.
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError)
-CURVE_POINTS, CURVE_REACH = 41, 2.5  # decades to either side
+CURVE_POINTS = 41
+CURVE_REACH = 2.5  # decades to either side
+MAP_BATCH = 128  # inputs of one call of the network itself
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,10 +42,10 @@ class Fitted:
     row: dict[str, Any]
     estimate: CurvEstimate
     posterior_fn: PosteriorFn
-    prior_arguments: dict[str, Any]
+    prior_arguments: dict[str, float]
     curve: Trace
     variances: PyTree
-    prediction: dict[str, np.ndarray]
+    prediction: Arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +61,8 @@ def fit_curvature(setting: Setting, name: str) -> Fitted | Refused:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            excess = _excess(setting, name)
+            cost = estimated_cost(setting.problem, setting.curvatures[name], setting.num_inputs)
+            excess = setting.budget.excess(cost)
             if excess is not None:
                 return Refused(name, excess)
             fitted = _fit(setting, name)
@@ -78,159 +72,162 @@ def fit_curvature(setting: Setting, name: str) -> Fitted | Refused:
     return dataclasses.replace(fitted, row={**fitted.row, "note": "; ".join(notes)})
 
 
-def _excess(setting: Setting, name: str) -> str | None:
-    """Why a curvature is not tried at all, or None."""
-    cost = estimated_cost(setting.problem, setting.curvatures[name], setting.num_inputs)
-    return Budget(setting.max_bytes, setting.max_seconds).excess(cost)
-
-
 def _fit(setting: Setting, name: str) -> Fitted:
     problem = setting.problem
     start = time.perf_counter()
     posterior_fn, estimate = laplace(
         setting.model_fn,
         problem.params,
-        setting.train,
+        problem.data,
         loss_fn=problem.likelihood,
         vmap_over_data=problem.model.vmap_over_data,
         progress=setting.progress,
         **setting.curvatures[name],
     )
     jax.block_until_ready(estimate.structure)
-    fitted = time.perf_counter()
+    fit_end = time.perf_counter()
     # Eigenvalues serve where a Cholesky factorisation in single precision could fail.
-    spectral = posterior_fn.spectral()
-    chosen, curve = _search(setting, spectral)
-    calibrated = time.perf_counter()
-    made = predictive(spectral, setting.model_fn)
-    evidence, effective, variances, judged = _answers(made, chosen, setting.fit)
+    posterior_fn = posterior_fn.spectral()
+    prior_arguments, curve = _search(setting, posterior_fn)
+    search_end = time.perf_counter()
+    set_prob_predictive = predictive(posterior_fn, setting.model_fn)
+    # A function of this call alone: what JAX remembers of it does not hold the user's model.
+    compiled = jax.jit(functools.partial(_answers))
+    answers = compiled(set_prob_predictive, prior_arguments, setting.fit)
+    evidence, effective, variances, prob_predictive = answers
     if not math.isfinite(float(evidence)):
-        raise ValueError(f"the evidence is not finite at the chosen hyperparameters {chosen}")
-    prediction = predict(judged, setting.everything(), _fields(setting))
+        raise ValueError(
+            f"the evidence is not finite at the chosen hyperparameters {prior_arguments}"
+        )
+    prediction = prob_predictive(setting.everything(), setting.fields)
     row = {
         "name": name,
         "parameters": posterior_fn.space.size,
-        "fit_seconds": fitted - start,
-        "calibrate_seconds": calibrated - fitted,
+        "fit_seconds": fit_end - start,
+        "calibrate_seconds": search_end - fit_end,
         "structure_bytes": sum(x.nbytes for x in jax.tree.leaves(estimate.structure)),
         "log_evidence": float(evidence),
         "effective_parameters": float(effective),
-        **chosen,
+        **prior_arguments,
     }
-    arrays = {name: np.asarray(x) for name, x in prediction.items()}
-    return Fitted(name, row, estimate, spectral, chosen, curve, variances, arrays)
+    return Fitted(
+        name=name,
+        row=row,
+        estimate=estimate,
+        posterior_fn=posterior_fn,
+        prior_arguments=prior_arguments,
+        curve=curve,
+        variances=variances,
+        prediction={field: np.asarray(x) for field, x in prediction.items()},
+    )
 
 
 def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, float], Trace]:
     """The chosen hyperparameters, and the objective along the prior precision through them."""
-    problem, noise = setting.problem, setting.problem.likelihood.has_noise
+    problem = setting.problem
     # A grid has one axis; where the noise is to be found as well, both descend together.
-    method = setting.method or ("gradient_descent" if noise else "grid_search")
+    usual = "gradient_descent" if problem.likelihood.has_noise else "grid_search"
     search = functools.partial(
         calibrate,
         posterior_fn,
         setting.model_fn,
         problem.params,
-        setting.train if setting.by_evidence else setting.calibration,
+        problem.data if setting.by_evidence else setting.calibration,
         calibration_objective=setting.objective,
         progress=setting.progress,
     )
-    found, set_prob_predictive = search(calibration_method=method)
-    chosen = {key: float(x) for key, x in found.items()}
-    trace: Any = set_prob_predictive.trace
-    if set(trace.points) == {"prior_prec"}:
-        return chosen, trace
-    centre = math.log10(chosen["prior_prec"])
+    best, set_prob_predictive = search(calibration_method=setting.method or usual)
+    prior_arguments = {key: float(x) for key, x in best.items()}
+    if set(set_prob_predictive.trace.points) == {"prior_prec"}:
+        return prior_arguments, set_prob_predictive.trace
+    centre = math.log10(prior_arguments["prior_prec"])
     around = GridSearch(centre - CURVE_REACH, centre + CURVE_REACH, CURVE_POINTS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this grid is for the eye, and chooses nothing
-        shown: Any = search(calibration_method=around, prior_arguments=chosen)[1].trace
-    return chosen, shown
+        _, along = search(calibration_method=around, prior_arguments=prior_arguments)
+    return prior_arguments, along.trace
 
 
-@compiled
 def _answers(
-    made: SetProbPredictive, prior_arguments: Mapping[str, Any], fit: DataFit
+    set_prob_predictive: SetProbPredictive, prior_arguments: Mapping[str, float], fit: DataFit
 ) -> tuple[jax.Array, jax.Array, PyTree, ProbPredictive]:
-    """Evidence, effective parameters, variances and the predictive, compiled as one.
+    """Evidence, effective parameters, variances and the predictive.
 
-    Predictions are not: convolutions in one program with the loop over inputs are slow on a CPU.
+    They are compiled as one, without predictions: convolutions in one program with the loop over
+    inputs are slow on a CPU.
     """
-    posterior_fn = made.posterior_fn
-    evidence = log_marginal_likelihood(posterior_fn, prior_arguments, data=fit)
-    effective = effective_parameters(posterior_fn, prior_arguments)
-    variances = posterior_fn(prior_arguments).variance()
-    return evidence, effective, variances, made(prior_arguments)
+    posterior_fn = set_prob_predictive.posterior_fn
+    return (
+        log_marginal_likelihood(posterior_fn, prior_arguments, data=fit),
+        effective_parameters(posterior_fn, prior_arguments),
+        posterior_fn(prior_arguments).variance(),
+        set_prob_predictive(prior_arguments),
+    )
 
 
-def _recipe(setting: Setting, predictive_type: str | None = None) -> Recipe:
-    return make_recipe(setting.problem.likelihood, "linear", predictive_type, 100)
-
-
-def _fields(setting: Setting) -> tuple[str, ...]:
-    recipe = _recipe(setting)
-    names = set(needed_fields(resolve_metrics(None, recipe).values(), recipe))
-    return tuple(sorted(names | ({"pred_var"} if recipe.regression else set())))
-
-
-def predict_map(setting: Setting) -> dict[str, np.ndarray]:
+def predict_map(setting: Setting) -> Arrays:
     """The network as it is: no variance but the noise that its training residuals show."""
+    f = _outputs(setting)
+    likelihood = setting.problem.likelihood
+    if isinstance(likelihood, Bernoulli):
+        f = jnp.stack([jnp.zeros_like(f), f], axis=-1)
+    if isinstance(likelihood, Bernoulli | Categorical):
+        return {"log_pred_act": np.asarray(jax.nn.log_softmax(f, axis=-1))}
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        mean = f[..., 0]
+        noise = jnp.exp(f[..., 1])
+    else:
+        mean = f
+        # Of a perfect fit: what the outputs cannot resolve, for a variance of zero has no
+        # likelihood.
+        resolved = float(jnp.finfo(f.dtype).eps) * float(jnp.max(jnp.abs(f)))
+        noise = jnp.full_like(f, setting.residual or resolved**2 or 1.0)
+    fields = {"pred_mean": mean, "pred_var": jnp.zeros_like(mean), "total_var": noise}
+    return {name: np.asarray(x) for name, x in fields.items()}
+
+
+def _outputs(setting: Setting) -> jax.Array:
+    """Outputs of the network for all inputs, a part of them at a time."""
     problem = setting.problem
-    recipe = _recipe(setting, "map" if setting.classification else None)
-    f = _outputs(problem.model, problem.params, setting.everything())
-    # Of a perfect fit: what the outputs cannot resolve, for a variance of zero has no likelihood.
-    resolved = float(jnp.finfo(f.dtype).eps) * float(jnp.max(jnp.abs(f)))
-    noise = jnp.asarray(setting.residual or resolved**2 or 1.0, f.dtype)
-    moments = Moments(f, f, jnp.zeros_like(f), None, None)
-    made = make_fields(recipe, moments, noise, jax.random.key(0), _fields(setting))
-    return {name: np.asarray(x) for name, x in made.items()}
+    run = jax.jit(problem.model.batch)
+    inputs = setting.everything()
+    slices = [slice(i, i + MAP_BATCH) for i in range(0, setting.num_inputs, MAP_BATCH)]
+    parts = [jax.tree.map(operator.itemgetter(part), inputs) for part in slices]
+    return jnp.concatenate([run(part, problem.params) for part in parts])
 
 
-@functools.partial(compiled, static_argnums=(0,))
-def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    return model.batch(input, params)
-
-
-def judge(setting: Setting, prediction: Mapping[str, np.ndarray]) -> dict[str, float]:
+def judge(setting: Setting, prediction: Arrays) -> dict[str, float]:
     """The default metrics on the test data; how well foreign inputs are told apart, if any."""
-    part = setting.part(prediction, "test")
-    found = _metrics(_recipe(setting), None, part, setting.test.target)
-    # A compiled call returns names in alphabetical order; the tables keep that of the metrics.
-    results = {name: found[name] for name in resolve_metrics(None, _recipe(setting))}
+    results = metrics_on(setting, prediction, "test")
     if "ood" in setting.inputs:
-        known, foreign = uncertainty(part), uncertainty(setting.part(prediction, "ood"))
-        if foreign.max() > 0:  # the MAP of a regression has no uncertainty to compare
-            results |= _told_apart(known, foreign)
-    return {name: float(value) for name, value in results.items()}
+        inside, outside = (uncertainty(setting.part(prediction, x)) for x in ("test", "ood"))
+        if outside.max() > 0:  # the MAP of a regression has no uncertainty to compare
+            results["auroc"] = float(metrics.auroc(inside, outside))
+            results["fpr95"] = float(metrics.fpr95(inside, outside))
+    return results
 
 
-@jax.jit
-def _told_apart(known: jax.Array, foreign: jax.Array) -> dict[str, jax.Array]:
-    return {"auroc": auroc(known, foreign), "fpr95": fpr95(known, foreign)}
+def metrics_on(setting: Setting, prediction: Arrays, part: str) -> dict[str, float]:
+    """The default metrics on the test or the calibration data."""
+    fields: dict[str, Any] = {**setting.part(prediction, part), "target": setting.target(part)}
+    usual = metrics.REGRESSION_METRICS
+    if setting.classification:
+        fields["pred_act"] = np.exp(fields["log_pred_act"])
+        usual = metrics.CLASSIFICATION_METRICS
+    return {name: float(_value(metric, fields)) for name, metric in usual.items()}
 
 
-def calibration_nll(setting: Setting, prediction: Mapping[str, np.ndarray]) -> float:
-    """The NLL on the calibration data: a choice by it touches no test data."""
-    assert setting.calibration is not None
-    part, target = setting.part(prediction, "calibration"), setting.calibration.target
-    return float(_metrics(_recipe(setting), ("nll",), part, target)["nll"])
+@functools.partial(jax.jit, static_argnums=0)
+def _value(metric: metrics.Metric, fields: Mapping[str, jax.Array]) -> jax.Array:
+    return metric.stream([fields])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _metrics(
-    recipe: Recipe, names: tuple[str, ...] | None, prediction: Any, target: jax.Array
-) -> dict[str, jax.Array]:
-    observed = observe(recipe, prediction, target)
-    metrics = resolve_metrics(names, recipe)
-    return {name: metric.finalise(metric.batch(observed)) for name, metric in metrics.items()}
-
-
-def uncertainty(part: Mapping[str, np.ndarray]) -> np.ndarray:
+def uncertainty(part: Arrays) -> np.ndarray:
     """One score per input: entropy of the classes, or the epistemic deviation of the output."""
     if "log_pred_act" in part:
-        logs = part["log_pred_act"]
-        terms = np.where(np.exp(logs) > 0, np.exp(logs) * logs, 0)  # 0 log 0 is 0
-        entropy = -terms.sum(axis=-1)
-        return entropy.reshape(len(entropy), -1).mean(axis=-1)
-    variance = part["pred_var"]
-    return np.sqrt(variance.reshape(len(variance), -1).mean(axis=-1))
+        return _mean_per_input(metrics.entropy_per_example(np.exp(part["log_pred_act"])))
+    return np.sqrt(_mean_per_input(part["pred_var"]))
+
+
+def _mean_per_input(scores: Any) -> np.ndarray:
+    return np.asarray(scores).reshape(len(scores), -1).mean(axis=-1)

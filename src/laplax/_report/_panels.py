@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import plot
-from ..plot._style import matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,15 +44,15 @@ class Plan:
 
 def draw(plan: Plan, folder: Path) -> Picture:
     """Draw and save as PNG and SVG; no window, no backend and no setting of the user is touched."""
-    matplotlib()
-    from matplotlib.figure import Figure
-
-    png, svg = folder / f"{plan.name}.png", folder / f"{plan.name}.svg"
+    png = folder / f"{plan.name}.png"
+    svg = folder / f"{plan.name}.svg"
     with plot.style():
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=plan.size, layout="constrained")
         plan.paint(figure)
         figure.savefig(png, dpi=DPI)
-        figure.set_layout_engine("none")  # laid out once is enough, and it is the dear part
+        figure.set_layout_engine("none")  # it is laid out already, and that takes the most time
         figure.savefig(svg, metadata={"Date": None})
     return Picture(plan.name, plan.title, plan.caption, plan.size[0], png, svg)
 

@@ -13,19 +13,15 @@ from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
 from ..evidence import data_fit
 from ..likelihoods import Likelihood
+from ..plot import style
+from ._budget import Budget
+from ._curvatures import CURVATURES, Curvatures, resolve_curvatures
 from ._figures import Drawing, figures_for
-from ._fit import Fitted, Refused, calibration_nll, fit_curvature, judge, predict_map
+from ._fit import Fitted, Refused, fit_curvature, judge, metrics_on, predict_map
 from ._html import write_page
-from ._panels import Picture, draw
-from ._setting import (
-    CURVATURES,
-    Curvatures,
-    Setting,
-    all_inputs,
-    check_training,
-    held_out,
-    resolve_curvatures,
-)
+from ._panels import draw
+from ._result import Report
+from ._setting import Setting, all_inputs, check_training, held_out
 from ._tables import Table
 
 LOWER = ("rmse", "nll", "crps", "brier", "ece", "mce", "adaptive_ece", "fpr95")
@@ -45,36 +41,6 @@ FIT_COLUMNS = {
     "sigma_squared": "noise variance",
     "note": "note",
 }
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Report:
-    """What a report found. `print(report)` shows the tables.
-
-    Attributes:
-        title: Its heading.
-        summary: Facts about the problem, name to value.
-        fits: One row per curvature; one that does not fit says why in `note`.
-        metrics: Test metrics, the MAP first.
-        coverage: How each leaf's curvature was computed, where an estimator says so.
-        shown: The curvature that figures of a single one show.
-        prior_arguments: The chosen hyperparameters by curvature.
-        pictures: The figures, with the paths of their files.
-        html: The page, if one was written.
-    """
-
-    title: str
-    summary: Mapping[str, str]
-    fits: Table
-    metrics: Table
-    coverage: Table
-    shown: str | None
-    prior_arguments: Mapping[str, Mapping[str, float]]
-    pictures: tuple[Picture, ...] = ()
-    html: Path | None = None
-
-    def __str__(self) -> str:
-        return f"{self.title}\n\n{self.fits}\n\n{self.metrics}"
 
 
 def report(
@@ -159,44 +125,42 @@ def report(
     options = resolve_curvatures(curvatures, subset, seed)
     test = held_out(problem, test, progress)
     calibration = None if calibration is None else held_out(problem, calibration, progress)
-    setting = Setting(
+    fit = data_fit(
         model_fn,
-        problem,
+        problem.params,
         problem.data,
-        calibration,
-        test,
-        all_inputs(problem, test, calibration, ood, folder is not None),
-        options,
-        objective,
-        calibration_method,
-        data_fit(
-            model_fn,
-            problem.params,
-            problem.data,
-            loss_fn=problem.likelihood,
-            vmap_over_data=vmap_over_data,
-            progress=progress,
-        ),
-        seed,
-        progress,
-        max_bytes,
-        max_seconds,
+        loss_fn=problem.likelihood,
+        vmap_over_data=vmap_over_data,
+        progress=progress,
     )
-    return _made(setting, title, folder, on_row or _ignore)
+    setting = Setting(
+        problem=problem,
+        calibration=calibration,
+        test=test,
+        inputs=all_inputs(problem, test, calibration, ood, folder is not None),
+        curvatures=options,
+        objective=objective,
+        method=calibration_method,
+        fit=fit,
+        seed=seed,
+        progress=progress,
+        budget=Budget(max_bytes, max_seconds),
+    )
+    return _write(setting, title, folder, on_row or _ignore)
 
 
 def _ignore(row: Mapping[str, Any]) -> None:
     """Nobody listens."""
 
 
-def _objective(given: Any, calibration: Any) -> Any:
+def _objective(objective: Any, calibration: Any) -> Any:
     """What is searched for, with the data it needs."""
-    objective = given
-    if isinstance(given, str):
-        objective = as_member(CalibrationObjective, given, "calibration_objective")
+    name = objective
+    if isinstance(objective, str):
+        objective = as_member(CalibrationObjective, objective, "calibration_objective")
     if objective is not EVIDENCE and calibration is None:
         raise ValueError(
-            f"calibration_objective={given!r} is measured on held-out data: pass "
+            f"calibration_objective={name!r} is measured on held-out data: pass "
             "calibration=(input, target), or leave the objective at the evidence"
         )
     return objective
@@ -204,9 +168,8 @@ def _objective(given: Any, calibration: Any) -> Any:
 
 def output_directory(out: str | Path) -> Path:
     """The directory, made if need be; one that cannot be written to is an error now, not later."""
-    from ..plot._style import matplotlib
-
-    matplotlib()
+    with style():  # without matplotlib this is an error, now too
+        pass
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / ".laplax-probe"
@@ -215,12 +178,14 @@ def output_directory(out: str | Path) -> Path:
     return folder
 
 
-def _made(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> Report:
+def _write(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> Report:
+    """Judge the MAP and every curvature, and put it on a page if there is a folder for one."""
     predicted_map = predict_map(setting)
     judged = {"MAP": judge(setting, predicted_map)}
     on_row({"name": "MAP", **judged["MAP"]})
-    names, results = list(setting.curvatures), []
-    for name in progress_bar(names, len(names), "curvatures", setting.progress):
+    results: list[Fitted | Refused] = []
+    count = len(setting.curvatures)
+    for name in progress_bar(setting.curvatures, count, "curvatures", setting.progress):
         result = fit_curvature(setting, name)
         results.append(result)
         if isinstance(result, Fitted):
@@ -228,25 +193,24 @@ def _made(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> R
         on_row({**_fit_row(result), **judged.get(name, {})})
     fitted = [x for x in results if isinstance(x, Fitted)]
     shown = _shown(setting, fitted)
-    drawing = Drawing(setting, predicted_map, fitted, shown)
-    made = Report(
-        title,
-        _summary(setting, shown),
-        _fit_table(setting, results),
-        _metric_table(judged, results),
-        _coverage_table(fitted),
-        None if shown is None else shown.name,
-        {x.name: x.prior_arguments for x in fitted},
+    report = Report(
+        title=title,
+        summary=_summary(setting, shown),
+        fits=_fit_table(setting, results),
+        metrics=_metric_table(judged, results),
+        coverage=_coverage_table(fitted),
+        shown=None if shown is None else shown.name,
+        prior_arguments={x.name: x.prior_arguments for x in fitted},
     )
     if folder is None:
-        return made
-    pictures = tuple(
-        draw(figure, folder)
-        for figure in progress_bar(figures_for(drawing), None, "figures", setting.progress)
-    )
-    made = dataclasses.replace(made, pictures=pictures, html=folder / "report.html")
-    write_page(folder / "report.html", title, [made])
-    return made
+        return report
+    plans = figures_for(Drawing(setting, predicted_map, fitted, shown))
+    bar = progress_bar(plans, None, "figures", setting.progress)
+    page = folder / "report.html"
+    pictures = tuple(draw(plan, folder) for plan in bar)
+    report = dataclasses.replace(report, pictures=pictures, html=page)
+    write_page(page, title, [report])
+    return report
 
 
 def _shown(setting: Setting, fitted: list[Fitted]) -> Fitted | None:
@@ -254,7 +218,7 @@ def _shown(setting: Setting, fitted: list[Fitted]) -> Fitted | None:
     if not fitted:
         return None
     if setting.calibration is not None:
-        return min(fitted, key=lambda x: calibration_nll(setting, x.prediction))
+        return min(fitted, key=lambda x: metrics_on(setting, x.prediction, "calibration")["nll"])
     return max(fitted, key=lambda x: x.row["log_evidence"])
 
 
@@ -308,21 +272,18 @@ def _summary(setting: Setting, shown: Fitted | None) -> dict[str, str]:
         "calibration": None if setting.calibration is None else setting.calibration.num_examples,
         "test": setting.test.num_examples,
     }
-    chosen_by = (
-        "evidence of the training data"
-        if setting.by_evidence
-        else f"{getattr(setting.objective, '__name__', setting.objective)} on calibration data"
-    )
+    if "ood" in setting.inputs:
+        counts["out of distribution"] = jax.tree.leaves(setting.inputs["ood"])[0].shape[0]
+    objective = f"{setting.objective_name} on calibration data"
     facts = {
         "parameters": f"{size:,}",
         "loss": problem.likelihood.name,
         "examples": ", ".join(f"{int(n):,} {name}" for name, n in counts.items() if n is not None),
-        "hyperparameters chosen by": chosen_by,
+        "hyperparameters chosen by": (
+            "evidence of the training data" if setting.by_evidence else objective
+        ),
         "seed": str(setting.seed),
     }
-    if "ood" in setting.inputs:
-        foreign = jax.tree.leaves(setting.inputs["ood"])[0].shape[0]
-        facts["examples"] += f", {foreign:,} out of distribution"
     if shown is not None:
         how = "NLL on calibration data" if setting.calibration is not None else "evidence"
         facts["single figures show"] = f"{shown.name} (best {how})"

@@ -1,22 +1,18 @@
 """What a report is about: everything that can be checked before work starts."""
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._api import _field_names, _resolve, laplace
 from .._data import Batch, Loader, as_data, whole_batch
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
-from ..curvature._kinds import Curvature, curvature_class
-from ..estimators import Estimator, estimator_class
 from ..likelihoods import (
     Bernoulli,
     Categorical,
@@ -24,31 +20,36 @@ from ..likelihoods import (
     Gaussian,
     HeteroscedasticGaussian,
 )
-from ..plot._classification import map_points
+from ..plot import map_points
+from ._budget import Budget
+from ._curvatures import Options
 
-CURVATURES = ("full", "diagonal", "kfac", "lanczos", "last_layer")
-LINE_POINTS, MAP_SIDE = 200, 60
-Curvatures = Sequence[str] | Mapping[str, Mapping[str, Any]]
+LINE_POINTS = 200  # of a band
+MAP_SIDE = 60  # points along each side of a confidence map
+Arrays = Mapping[str, np.ndarray]  # fields of predictions
+Limits = tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Setting:
     """Checked arguments. `inputs` are all inputs that are ever predicted, by their part."""
 
-    model_fn: Callable[..., jax.Array]
     problem: Problem
-    train: Any
     calibration: Batch | None
     test: Batch
     inputs: dict[str, PyTree]
-    curvatures: dict[str, dict[str, Any]]
+    curvatures: dict[str, Options]
     objective: Any
     method: str | Method | None
     fit: DataFit
     seed: int
     progress: bool | None
-    max_bytes: float
-    max_seconds: float
+    budget: Budget
+
+    @property
+    def model_fn(self) -> Callable[..., jax.Array]:
+        """The user's network."""
+        return self.problem.model.fn
 
     @property
     def classification(self) -> bool:
@@ -56,9 +57,19 @@ class Setting:
         return isinstance(self.problem.likelihood, Categorical | Bernoulli)
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of predictions that metrics and figures need."""
+        return ("log_pred_act",) if self.classification else ("pred_mean", "pred_var", "total_var")
+
+    @property
     def by_evidence(self) -> bool:
         """Whether hyperparameters are chosen on the training data."""
         return isinstance(self.objective, str) and self.objective == EVIDENCE
+
+    @property
+    def objective_name(self) -> str:
+        """What the objective is called: its name, or that of the function."""
+        return str(getattr(self.objective, "__name__", self.objective))
 
     @property
     def residual(self) -> float:
@@ -66,12 +77,6 @@ class Setting:
         if not self.problem.likelihood.has_noise:
             return 1.0
         return 2 * float(self.fit.loss) / float(self.fit.count)
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        """The shape of one input, if it is one array."""
-        leaves = jax.tree.leaves(self.test.input)
-        return tuple(leaves[0].shape[1:]) if len(leaves) == 1 else None
 
     @property
     def num_inputs(self) -> int:
@@ -82,7 +87,7 @@ class Setting:
         """All inputs in one batch: one compiled call per curvature serves every purpose."""
         return jax.tree.map(lambda *x: jnp.concatenate(x), *self.inputs.values())
 
-    def part(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def part(self, values: Arrays, name: str) -> dict[str, np.ndarray]:
         """What belongs to one part of `inputs`, of predictions for `everything`."""
         start = 0
         for key, tree in self.inputs.items():
@@ -92,11 +97,22 @@ class Setting:
             start += size
         raise KeyError(name)
 
+    def target(self, part: str) -> jax.Array:
+        """Targets as metrics want them; binary ones are two classes, as in `log_pred_act`."""
+        batch = self.test if part == "test" else self.calibration
+        assert batch is not None
+        target: jax.Array = batch.target
+        if not isinstance(self.problem.likelihood, Bernoulli):
+            return target
+        if jnp.issubdtype(target.dtype, jnp.floating):
+            return jnp.stack([1 - target, target], axis=-1)
+        return target.astype(int)
+
 
 def check_likelihood(problem: Problem) -> None:
     """A report judges by metrics, which need a normal or a class distribution."""
-    known = Gaussian | HeteroscedasticGaussian | Categorical | Bernoulli
-    if not isinstance(problem.likelihood, known):
+    judged = Gaussian | HeteroscedasticGaussian | Categorical | Bernoulli
+    if not isinstance(problem.likelihood, judged):
         raise ValueError(
             "a report is for loss_fn 'mse', 'heteroscedastic', 'cross_entropy' and "
             f"'binary_cross_entropy'; got {problem.likelihood.name or problem.likelihood!r}. Use "
@@ -154,20 +170,23 @@ def all_inputs(
 
 def _like(ood: PyTree, reference: PyTree) -> PyTree:
     """Foreign inputs, refused unless they have the shape of the known ones."""
-    given_tree: Any = jax.tree.structure(ood)
-    known_tree: Any = jax.tree.structure(reference)
-    if given_tree != known_tree:
+    structure: Any = jax.tree.structure(ood)
+    expected: Any = jax.tree.structure(reference)
+    if structure != expected:
         raise ValueError(
             "ood must hold inputs alone (no targets), of the structure of the test inputs: "
-            f"{known_tree}; got {given_tree}"
+            f"{expected}; got {structure}"
         )
-    for given, known in zip(jax.tree.leaves(ood), jax.tree.leaves(reference), strict=True):
-        if np.shape(given)[1:] != known.shape[1:] or np.shape(given)[:1] == (0,):
+
+    def like(x: Any, test: jax.Array) -> jax.Array:
+        if np.shape(x)[1:] != test.shape[1:] or np.shape(x)[:1] == (0,):
             raise ValueError(
                 f"ood must hold inputs like the test data's, shape (n, "
-                f"{', '.join(map(str, known.shape[1:]))}); got {np.shape(given)}"
+                f"{', '.join(map(str, test.shape[1:]))}); got {np.shape(x)}"
             )
-    return jax.tree.map(lambda x, known: jnp.asarray(x, known.dtype), ood, reference)
+        return jnp.asarray(x, test.dtype)
+
+    return jax.tree.map(like, ood, reference)
 
 
 def _figure_points(problem: Problem, parts: list[PyTree]) -> jax.Array | None:
@@ -177,58 +196,22 @@ def _figure_points(problem: Problem, parts: list[PyTree]) -> jax.Array | None:
     if observations != 1 or any(len(leaves) != 1 for leaves in arrays):
         return None
     inputs = [np.asarray(leaves[0]) for leaves in arrays]
-    shape, dtype = inputs[0].shape[1:], inputs[0].dtype
+    shape = inputs[0].shape[1:]
+    dtype = inputs[0].dtype
     if not np.issubdtype(dtype, np.floating):
         return None
     flat = np.concatenate([x.reshape(len(x), -1) for x in inputs])
     if shape in ((), (1,)) and isinstance(problem.likelihood, Gaussian | HeteroscedasticGaussian):
-        (low, high) = _range(flat[:, 0], 0.1)
-        return jnp.asarray(np.linspace(low, high, LINE_POINTS).reshape(-1, *shape), dtype)
+        line = np.linspace(*_range(flat[:, 0], 0.1), LINE_POINTS)
+        return jnp.asarray(line.reshape(-1, *shape), dtype)
     if shape == (2,) and isinstance(problem.likelihood, Categorical | Bernoulli):
-        return jnp.asarray(map_points(*map_limits(flat), MAP_SIDE), dtype)
+        xlim, ylim = (_range(column, 0.15) for column in flat.T)
+        return jnp.asarray(map_points(xlim, ylim, MAP_SIDE), dtype)
     return None
 
 
-def map_limits(inputs: np.ndarray) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The plane around inputs (n, 2)."""
-    return _range(inputs[:, 0], 0.15), _range(inputs[:, 1], 0.15)
-
-
-def _range(values: np.ndarray, margin: float) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max())
+def _range(values: np.ndarray, margin: float) -> Limits:
+    low = float(values.min())
+    high = float(values.max())
     pad = margin * (high - low) or 1.0
     return low - pad, high + pad
-
-
-def resolve_curvatures(curvatures: Curvatures, subset: Any, seed: int) -> dict[str, dict[str, Any]]:
-    """Names to options of `laplace`; a name or an option that nothing reads is an error here."""
-    if isinstance(curvatures, str):
-        raise TypeError(f"curvatures must be a list or a mapping; write [{curvatures!r}]")
-    if not curvatures:
-        raise ValueError("curvatures is empty: name at least one, such as ['diagonal']")
-    resolved = {}
-    for name in curvatures:
-        given = curvatures[name] if isinstance(curvatures, Mapping) else _named(name)
-        options = {"curv_type": name, **({} if subset is None else {"subset": subset}), **given}
-        curvature, curv_type = options.get("curvature", "ggn"), options["curv_type"]
-        pairs = ((curvature_class, curvature), (estimator_class, curv_type))
-        classes = [find(which) for find, which in pairs if isinstance(which, str)]
-        if any("key" in _field_names(cls) for cls in classes):  # what draws, draws by the seed
-            options = {"key": jax.random.key(seed), **options}
-        resolve_objects(options)
-        resolved[str(name)] = options
-    return resolved
-
-
-def resolve_objects(options: Mapping[str, Any]) -> tuple[Curvature, Estimator]:
-    """The curvature and the estimator that options of `laplace` stand for."""
-    own = {name: x for name, x in options.items() if name not in _LAPLACE}
-    return _resolve(options.get("curvature", "ggn"), options["curv_type"], own)
-
-
-def _named(name: str) -> dict[str, Any]:
-    """`"last_layer"` is the full curvature of the last layer alone."""
-    return {"curv_type": "full", "subset": "last_layer"} if name == "last_layer" else {}
-
-
-_LAPLACE = frozenset(inspect.signature(laplace).parameters)

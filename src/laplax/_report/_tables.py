@@ -77,12 +77,10 @@ def human_bytes(size: int) -> str:
     >>> human_bytes(640), human_bytes(3 * 2**20)
     ('640 B', '3.0 MiB')
     """
-    value, units = float(size), ("B", "KiB", "MiB", "GiB", "TiB")
-    for unit in units:
-        if value < 1024 or unit == units[-1]:
-            return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError
+    if size < 1024:
+        return f"{size} B"
+    power = min(4, int(math.log2(size)) // 10)
+    return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
 def _is_number(value: Any) -> bool:

@@ -9,17 +9,18 @@ class UsageError(Exception):
     """A mistake on the command line: one line, exit code 2."""
 
 
-def formatted(description: str, examples: str) -> dict[str, Any]:
-    """Settings of a parser whose help ends with examples, as they are written."""
+def formatted(text: str | None) -> dict[str, Any]:
+    """Settings of a parser whose help is `text`, as it is written: its examples come last."""
+    about, _, examples = (text or "").partition("\nexamples:\n")
     return {
-        "description": description,
-        "epilog": examples.strip("\n"),
+        "description": about.strip(),
+        "epilog": f"examples:\n{examples.rstrip()}",
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
 
 
 def add_common(parser: argparse.ArgumentParser, out: str) -> None:
-    """`--out`, `--seed`, `--progress`, `--traceback`."""
+    """Add `--out`, `--seed`, `--progress` and `--traceback`."""
     parser.add_argument(
         "--out",
         type=Path,
@@ -34,6 +35,11 @@ def add_common(parser: argparse.ArgumentParser, out: str) -> None:
         default=None,
         help="show progress bars (default: when a terminal is attached)",
     )
+    add_traceback(parser)
+
+
+def add_traceback(parser: argparse.ArgumentParser) -> None:
+    """Add `--traceback`."""
     parser.add_argument(
         "--traceback", action="store_true", help="show where an error comes from, too"
     )

@@ -1,4 +1,9 @@
-"""`laplax info`: what a bug report should say."""
+"""Print versions, devices, default precision, cores and memory: what a bug report needs.
+
+examples:
+  laplax info
+  JAX_ENABLE_X64=1 laplax info
+"""
 
 import argparse
 import os
@@ -9,39 +14,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._report._tables import human_bytes
-from ..estimators._full import total_memory
-from ._common import formatted
+from .._report import human_bytes
+from ._common import add_traceback, formatted
 
-ABOUT = "Print versions, devices, default precision, cores and memory: what a bug report needs."
-EXAMPLES = """
-examples:
-  laplax info
-  JAX_ENABLE_X64=1 laplax info
-"""
 PACKAGES = ("laplax", "jax", "jaxlib", "numpy", "optax", "matplotlib")
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "info", help="versions, devices, precision, memory", **formatted(ABOUT, EXAMPLES)
-    )
-    parser.add_argument(
-        "--traceback", action="store_true", help="show where an error comes from, too"
-    )
+    summary = "versions, devices, precision, memory"
+    parser = commands.add_parser("info", help=summary, **formatted(__doc__))
+    add_traceback(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one fact per line."""
     del args
-    facts = {name: _version(name) for name in PACKAGES}
-    facts["python"] = f"{platform.python_version()} ({platform.system()}, {platform.machine()})"
-    facts["devices"] = ", ".join(str(device) for device in jax.devices())
-    facts["precision"] = jnp.zeros(()).dtype.name
-    facts["cores"] = str(os.cpu_count())
-    facts["memory"] = human_bytes(int(total_memory()))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    facts = {
+        **{name: _version(name) for name in PACKAGES},
+        "python": f"{platform.python_version()} ({platform.system()}, {platform.machine()})",
+        "devices": ", ".join(str(device) for device in jax.devices()),
+        "precision": jnp.zeros(()).dtype.name,
+        "cores": str(os.cpu_count()),
+        "memory": human_bytes(memory),
+    }
     for name, value in facts.items():
         print(f"{name:12}{value}")
     return 0

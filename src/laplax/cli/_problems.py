@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-STEPS, LEARNING_RATE = 2000, 1e-2
+STEPS = 2000
+LEARNING_RATE = 1e-2
 Data = dict[str, jax.Array]
 
 

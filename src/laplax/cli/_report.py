@@ -1,4 +1,26 @@
-"""`laplax report MODULE:ATTRIBUTE`: a report on a model of the user's."""
+"""Fit several curvatures to a trained model and write a report of tables and figures.
+
+MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
+or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
+
+  needed    model_fn, params, train, test, loss_fn
+  optional  calibration, ood, curvatures, subset,
+            calibration_objective, calibration_method, vmap_over_data, title
+
+model_fn(input, params) is the network for one input, params are its trained weights; train, test
+and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
+of laplax.report, whose documentation says what each may be.
+
+examples:
+  laplax report my_project.model:problem --out out/report
+  laplax report my_model:load --data features.npz --curvature diagonal --curvature kfac
+
+my_model.py:
+  def load(data):
+      return {"model_fn": model_fn, "params": params, "loss_fn": "cross_entropy",
+              "train": (data["x_train"], data["y_train"]),
+              "test": (data["x_test"], data["y_test"])}
+"""
 
 import argparse
 import importlib
@@ -12,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from .._enums import check_names
+from .._report import output_directory, report, show
 from ._common import UsageError, add_common, formatted
 
 NEEDED = ("model_fn", "params", "train", "test", "loss_fn")
@@ -25,37 +48,12 @@ OPTIONAL = (
     "vmap_over_data",
     "title",
 )
-ABOUT = f"""Fit several curvatures to a trained model and write a report of tables and figures.
-
-MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
-or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
-
-  needed    {", ".join(NEEDED)}
-  optional  {", ".join(OPTIONAL[:4])},
-            {", ".join(OPTIONAL[4:])}
-
-model_fn(input, params) is the network for one input, params are its trained weights; train, test
-and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
-of laplax.report, whose documentation says what each may be.
-"""
-EXAMPLES = """
-examples:
-  laplax report my_project.model:problem --out out/report
-  laplax report my_model:load --data features.npz --curvature diagonal --curvature kfac
-
-my_model.py:
-  def load(data):
-      return {"model_fn": model_fn, "params": params, "loss_fn": "cross_entropy",
-              "train": (data["x_train"], data["y_train"]),
-              "test": (data["x_test"], data["y_test"])}
-"""
 
 
 def add_command(commands: Any) -> None:
     """Register the command."""
-    parser = commands.add_parser(
-        "report", help="tables and figures for a model of yours", **formatted(ABOUT, EXAMPLES)
-    )
+    summary = "tables and figures for a model of yours"
+    parser = commands.add_parser("report", help=summary, **formatted(__doc__))
     parser.add_argument("problem", metavar="MODULE:ATTRIBUTE", help="what the report is about")
     parser.add_argument(
         "--data", type=Path, metavar="FILE.npz", help="arrays for a function with one argument"
@@ -85,9 +83,6 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find the problem, write the report, print its tables."""
-    from .._report import report
-    from .._report._report import output_directory
-
     arrays = None if args.data is None else read_arrays(args.data)
     problem = find_problem(args.problem, arrays)
     if args.curvature:
@@ -96,25 +91,17 @@ def run(args: argparse.Namespace) -> int:
         problem["max_seconds"] = args.max_seconds
     if args.max_gib is not None:
         problem["max_bytes"] = args.max_gib * 2**30
-    model_fn, params = problem.pop("model_fn"), problem.pop("params")
     output_directory(args.out)
-    made = report(
-        model_fn,
-        params,
-        **problem,
-        out=args.out,
-        seed=args.seed,
-        progress=args.progress,
-        on_row=print_row,
+    result = report(
+        **problem, out=args.out, seed=args.seed, progress=args.progress, on_row=print_row
     )
-    print(f"\n{made}\n\n{made.html}: all of it on one page, with {len(made.pictures)} figures")
+    figures = len(result.pictures)
+    print(f"\n{result}\n\n{result.html}: all of it on one page, with {figures} figures")
     return 0
 
 
 def print_row(row: Mapping[str, Any]) -> None:
-    """One line, now: a report can take minutes."""
-    from .._report._tables import show
-
+    """Print one line, now: a report can take minutes."""
     values = [f"{key.replace('_', ' ')} {show(key, x)}" for key, x in row.items() if key != "name"]
     print(f"{row['name']}: {', '.join(values)}", flush=True)
 
@@ -124,49 +111,71 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise UsageError(f"--data: there is no file {str(path)!r}")
     try:
-        with np.load(path, allow_pickle=False) as found:
-            if not isinstance(found, np.lib.npyio.NpzFile):
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
                 raise UsageError(f"--data: {str(path)!r} holds one array, not an .npz of several")
-            return {name: found[name] for name in found.files}
+            return {name: file[name] for name in file.files}
     except (ValueError, EOFError, OSError) as error:
         raise UsageError(f"--data: {str(path)!r} is not an .npz file of arrays: {error}") from error
 
 
 def find_problem(spec: str, arrays: dict[str, np.ndarray] | None) -> dict[str, Any]:
     """The arguments of `laplax.report` that `MODULE:ATTRIBUTE` stands for."""
-    found = _resolve(spec)
-    if not isinstance(found, Mapping) and not hasattr(found, "model_fn"):
-        if not callable(found) or isinstance(found, type):
-            raise UsageError(_wrong_type(spec, found))
-        found = _call(spec, found, arrays)
-    elif arrays is not None:
-        raise UsageError(f"--data: {spec} is no function, so nothing would read the file")
-    if isinstance(found, Mapping):
-        given = dict(found)
-        try:
-            check_names(given, (*NEEDED, *OPTIONAL), f"key in {spec}")
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    elif hasattr(found, "model_fn"):
-        given = {
-            name: getattr(found, name) for name in (*NEEDED, *OPTIONAL) if hasattr(found, name)
-        }
+    problem = _find(spec)
+    if _is_problem(problem):
+        if arrays is not None:
+            raise UsageError(f"--data: {spec} is no function, so nothing would read the file")
+    elif callable(problem) and not isinstance(problem, type):
+        problem = _call(spec, problem, arrays)
+        if not _is_problem(problem):
+            raise UsageError(_wrong_type(f"what {spec} returns", problem))
     else:
-        raise UsageError(_wrong_type(f"what {spec} returns", found))
-    missing = [name for name in NEEDED if name not in given]
+        raise UsageError(_wrong_type(spec, problem))
+    arguments = _arguments_of(spec, problem)
+    missing = [name for name in NEEDED if name not in arguments]
     if missing:
         raise UsageError(f"{spec} has no {missing[0]!r}; it needs: {', '.join(NEEDED)}")
-    return given
+    return arguments
 
 
-def _resolve(spec: str) -> Any:
+def _is_problem(thing: Any) -> bool:
+    return isinstance(thing, Mapping) or hasattr(thing, "model_fn")
+
+
+def _arguments_of(spec: str, problem: Any) -> dict[str, Any]:
+    """A problem as a dict; keys that nothing reads are mistakes, other attributes are not."""
+    names = (*NEEDED, *OPTIONAL)
+    if not isinstance(problem, Mapping):
+        return {name: getattr(problem, name) for name in names if hasattr(problem, name)}
+    try:
+        check_names(problem, names, f"key in {spec}")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return dict(problem)
+
+
+def _find(spec: str) -> Any:
+    """The object that `MODULE:ATTRIBUTE` names."""
     module_name, colon, attribute = spec.partition(":")
     if not (module_name and colon and attribute):
         raise UsageError(f"{spec!r} is not MODULE:ATTRIBUTE, for example my_project.model:problem")
+    thing = _import(module_name)
+    for name in attribute.split("."):
+        if not hasattr(thing, name):
+            public = [key for key in vars(thing) if not key.startswith("_")] if thing else []
+            raise UsageError(
+                f"{module_name} has no attribute {name!r}; it has: {', '.join(public)}"
+            )
+        thing = getattr(thing, name)
+    return thing
+
+
+def _import(module_name: str) -> Any:
+    """A module of the current directory or the environment, whatever it does when imported."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
@@ -176,14 +185,6 @@ def _resolve(spec: str) -> Any:
         ) from error
     except Exception as error:  # a user's module may raise anything
         raise ImportError(f"{module_name} fails when imported: {_said(error)}") from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            public = [key for key in vars(found) if not key.startswith("_")] if found else []
-            raise UsageError(
-                f"{module_name} has no attribute {name!r}; it has: {', '.join(public)}"
-            )
-        found = getattr(found, name)
-    return found
 
 
 def _call(spec: str, function: Any, arrays: dict[str, np.ndarray] | None) -> Any:
@@ -203,9 +204,9 @@ def _call(spec: str, function: Any, arrays: dict[str, np.ndarray] | None) -> Any
         raise ValueError(f"{spec} raised {_said(error)}") from error
 
 
-def _wrong_type(what: str, found: Any) -> str:
+def _wrong_type(what: str, thing: Any) -> str:
     return (
-        f"{what} is a {type(found).__name__}; expected a dict, an object with a model_fn, or a "
+        f"{what} is a {type(thing).__name__}; expected a dict, an object with a model_fn, or a "
         "function that returns one"
     )
 

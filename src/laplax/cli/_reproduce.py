@@ -1,58 +1,36 @@
-"""`laplax reproduce NAME`: the paper's tables and figures, each a module of its own."""
+"""Compute a table or a figure of the paper again. Each has options of its own: see its --help.
 
-import importlib
-from types import ModuleType
-from typing import Any
+The experiments are the folder experiments/ of the source code; they are not installed.
 
-from ._common import add_common, formatted
-
-NAMES = {
-    "figure1": "energy, MAP and posterior of a network with two parameters",
-    "table1": "regression of a sinusoid: curvatures, calibrations, pushforwards",
-    "figure2": "linearised Laplace beside FSP-Laplace",
-    "table2": "a CNN on CIFAR-10: calibration error under each curvature (--data FILE)",
-}
-ABOUT = (
-    "Compute a table or a figure of the paper again. Each has options of its own: see its --help."
-)
-EXAMPLES = """
 examples:
   laplax reproduce figure1
   laplax reproduce table1 --seeds 5 --out out/table1
   laplax reproduce table2 --help
 """
 
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-def add_command(commands: Any, given: list[str]) -> None:
-    """Register the command. Only the experiment that `given` names is imported."""
-    parser = commands.add_parser(
-        "reproduce", help="the paper's tables and figures", **formatted(ABOUT, EXAMPLES)
-    )
-    experiments = parser.add_subparsers(title="experiments", metavar="NAME", required=True)
-    for name in NAMES:
-        chosen = given[:1] == ["reproduce"] and name in given[1:2]
-        _add_experiment(experiments, name, _module(name) if chosen else None)
+from ._common import formatted
 
-
-def _add_experiment(experiments: Any, name: str, module: ModuleType | None) -> None:
-    about = (module.__doc__ or "").strip() if module else ""
-    parser = experiments.add_parser(
-        name,
-        help=NAMES[name],
-        # An experiment may describe --seed or --out in its own words.
-        conflict_handler="resolve",
-        **formatted(about, f"examples:\n  laplax reproduce {name} --out out/{name}"),
-    )
-    add_common(parser, f"out/{name}")
-    if module is not None:
-        module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
+SOURCE = Path(__file__).parents[3]  # the checkout, unless this is an installed copy
 
 
-def _module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(f"laplax.experiments.{name}")
-    except ModuleNotFoundError as error:
-        if error.name not in ("laplax.experiments", f"laplax.experiments.{name}"):
-            raise
-        raise ImportError(f"the experiment {name!r} is not part of this installation") from error
+def add_command(commands: Any, arguments: Sequence[str]) -> None:
+    """Register the command. The experiments are only looked for when `arguments` ask for one."""
+    summary = "the paper's tables and figures"
+    parser = commands.add_parser("reproduce", help=summary, **formatted(__doc__))
+    if arguments[:1] != ["reproduce"]:
+        return
+    if not (SOURCE / "experiments" / "__init__.py").is_file():
+        raise ImportError(
+            "the paper's experiments are not part of the installed package. They are the folder "
+            "experiments/ of the source code: get a checkout, run pip install -e . in it, and "
+            "then laplax reproduce"
+        )
+    if str(SOURCE) not in sys.path:
+        sys.path.insert(0, str(SOURCE))
+    importlib.import_module("experiments").add_experiments(parser, arguments[1:])

@@ -5,43 +5,47 @@ of equal mass need the order of all examples, whose values are collected.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._streaming import Metric, as_real
+from ._streaming import Metric, as_real, named_metric
 from ._targets import label_of
 
 BLOCK = 128  # terms of one running sum: in float32 a million of them would be 1% off
 
 
-class Bins(NamedTuple):
-    """Sums per bin (num_bins,): examples, their confidences, how many of them are right."""
-
-    examples: jax.Array
-    confidence: jax.Array
-    correct: jax.Array
+def _expected_gap(bins: jax.Array) -> jax.Array:
+    examples, confidence, correct = bins
+    return jnp.abs(correct - confidence).sum() / examples.sum()
 
 
+def _largest_gap(bins: jax.Array) -> jax.Array:
+    examples, confidence, correct = bins
+    gap = jnp.abs(correct - confidence) / jnp.maximum(examples, 1)
+    return jnp.where(examples.sum() > 0, gap.max(), jnp.nan)
+
+
+@functools.partial(named_metric, finalise=_expected_gap)
 def ece(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
     """Expected calibration error, over bins (lo, hi] of equal width on [0, 1].
 
     >>> f"{ece(jnp.array([[0.75, 0.25], [0.75, 0.25]]), jnp.array([0, 1])):.2f}"
     '0.25'
     """
-    return ece_metric(num_bins)(pred_act, target)
+    return _equal_width_bins(pred_act, target, num_bins)
 
 
+@functools.partial(named_metric, finalise=_largest_gap)
 def mce(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
     """Maximum calibration error: the largest gap of a bin that is not empty.
 
     >>> f"{mce(jnp.array([[0.75, 0.25], [1.0, 0.0]]), jnp.array([0, 0])):.2f}"
     '0.25'
     """
-    return mce_metric(num_bins)(pred_act, target)
+    return _equal_width_bins(pred_act, target, num_bins)
 
 
 def adaptive_ece(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> jax.Array:
@@ -63,7 +67,7 @@ def ece_metric(num_bins: int = 15) -> Metric:
     >>> ece_metric(10).fields
     ('pred_act', 'target')
     """
-    return Metric(functools.partial(_bin_sums, num_bins=_positive(num_bins)), _expected_gap)
+    return ece.with_options(num_bins=_positive(num_bins))
 
 
 def mce_metric(num_bins: int = 15) -> Metric:
@@ -72,7 +76,7 @@ def mce_metric(num_bins: int = 15) -> Metric:
     >>> mce_metric(10).fields
     ('pred_act', 'target')
     """
-    return Metric(functools.partial(_bin_sums, num_bins=_positive(num_bins)), _largest_gap)
+    return mce.with_options(num_bins=_positive(num_bins))
 
 
 def adaptive_ece_metric(num_bins: int = 15) -> Metric:
@@ -91,17 +95,22 @@ def _confidence_and_correct(pred_act: ArrayLike, target: ArrayLike) -> tuple[jax
     return pred_act.max(axis=-1).ravel(), correct.ravel()
 
 
-def _bin_sums(pred_act: ArrayLike, target: ArrayLike, *, num_bins: int = 15) -> Bins:
+def _equal_width_bins(pred_act: ArrayLike, target: ArrayLike, num_bins: int) -> jax.Array:
     confidence, correct = _confidence_and_correct(pred_act, target)
-    edges = jnp.asarray(np.linspace(0.0, 1.0, num_bins + 1), confidence.dtype)
+    edges = jnp.asarray(np.linspace(0.0, 1.0, _positive(num_bins) + 1), confidence.dtype)
     # The first edge not below the confidence closes its bin (lo, hi]; 1 + round-off is still 1.
     index = jnp.searchsorted(edges, confidence, side="left", method="compare_all")
     index = jnp.clip(index - 1, 0, num_bins - 1)
-    return _sums(index, confidence, correct.astype(confidence.dtype), num_bins)
+    return _bin_sums(index, confidence, correct.astype(confidence.dtype), num_bins)
 
 
-def _sums(index: jax.Array, confidence: jax.Array, correct: jax.Array, num_bins: int) -> Bins:
-    """Bin by bin within blocks of examples, then over the blocks."""
+def _bin_sums(
+    index: jax.Array, confidence: jax.Array, correct: jax.Array, num_bins: int
+) -> jax.Array:
+    """Examples, their confidences and how many of them are right, summed by bin: (3, num_bins).
+
+    The sums run within blocks of examples, then over the blocks.
+    """
     blocks = max(1, -(-index.size // BLOCK))
     place = index * blocks + jnp.arange(index.size, dtype=index.dtype) % blocks
 
@@ -109,26 +118,17 @@ def _sums(index: jax.Array, confidence: jax.Array, correct: jax.Array, num_bins:
         sums = jax.ops.segment_sum(values, place, blocks * num_bins)
         return sums.reshape(num_bins, blocks).sum(axis=1)
 
-    return Bins(add(jnp.ones_like(confidence)), add(confidence), add(correct))
-
-
-def _expected_gap(bins: Bins) -> jax.Array:
-    return jnp.abs(bins.correct - bins.confidence).sum() / bins.examples.sum()
-
-
-def _largest_gap(bins: Bins) -> jax.Array:
-    gap = jnp.abs(bins.correct - bins.confidence) / jnp.maximum(bins.examples, 1)
-    return jnp.where(bins.examples.sum() > 0, gap.max(), jnp.nan)
+    return jnp.stack([add(jnp.ones_like(confidence)), add(confidence), add(correct)])
 
 
 def _equal_mass_gap(values: tuple[jax.Array, jax.Array], *, num_bins: int) -> jax.Array:
     order = jnp.argsort(values[0])
-    confidence, correct = values[0][order], values[1][order]
-    correct = _mean_within_ties(confidence, correct)
+    confidence = values[0][order]
+    correct = _mean_within_ties(confidence, values[1][order])
     quotient, rest = divmod(confidence.size, num_bins)
     sizes = quotient + (np.arange(num_bins) < rest)
     index = jnp.asarray(np.repeat(np.arange(num_bins), sizes))
-    return _expected_gap(_sums(index, confidence, correct, num_bins))
+    return _expected_gap(_bin_sums(index, confidence, correct, num_bins))
 
 
 def _mean_within_ties(confidence: jax.Array, correct: jax.Array) -> jax.Array:
@@ -145,8 +145,3 @@ def _positive(num_bins: int) -> int:
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}")
     return num_bins
-
-
-ECE = ece_metric()
-MCE = mce_metric()
-ADAPTIVE_ECE = adaptive_ece_metric()

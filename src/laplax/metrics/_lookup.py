@@ -13,41 +13,39 @@ from ._streaming import Metric
 # Read-only, because they are shared: a user's own set is a new dictionary, {**set, "mine": ...}.
 REGRESSION_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "rmse": regression.RMSE,
-        "nll": regression.NLL,
-        "crps": regression.CRPS,
-        "chi_squared": regression.CHI_SQUARED,
-        "coverage": regression.coverage_metric(),
-        "interval_width": regression.interval_width_metric(),
+        "rmse": regression.rmse,
+        "nll": regression.nll,
+        "crps": regression.crps,
+        "chi_squared": regression.chi_squared,
+        "coverage": regression.coverage,
+        "interval_width": regression.interval_width,
     }
 )
 
 CLASSIFICATION_METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        "accuracy": classification.ACCURACY,
-        "nll": classification.NLL_FROM_LOG_PROBS,
-        "brier": classification.BRIER,
-        "ece": calibration_error.ECE,
-        "mce": calibration_error.MCE,
-        "adaptive_ece": calibration_error.ADAPTIVE_ECE,
-        "entropy": classification.ENTROPY,
+        "accuracy": classification.accuracy,
+        "nll": classification.nll_from_log_probs,
+        "brier": classification.brier,
+        "ece": calibration_error.ece,
+        "mce": calibration_error.mce,
+        "adaptive_ece": calibration_error.adaptive_ece_metric(),
+        "entropy": classification.entropy,
     }
 )
 
 # By name, but in no default set: no scalar, or a need that not every prediction meets.
-_BY_TASK: Mapping[str, Mapping[str, Metric]] = MappingProxyType(
-    {
-        "regression": {**REGRESSION_METRICS, "pit": regression.PIT},
-        "classification": {
-            **CLASSIFICATION_METRICS,
-            "nll_from_log_probs": classification.NLL_FROM_LOG_PROBS,
-            "cross_entropy": classification.CROSS_ENTROPY,
-            "top_k_accuracy": classification.top_k_accuracy_metric(),
-            "mutual_information": classification.MUTUAL_INFORMATION,
-        },
-        "ood": {"auroc": ood.AUROC, "fpr95": ood.FPR95},
-    }
-)
+_BY_TASK: Mapping[str, Mapping[str, Metric]] = {
+    "regression": {**REGRESSION_METRICS, "pit": regression.pit},
+    "classification": {
+        **CLASSIFICATION_METRICS,
+        "nll_from_log_probs": classification.nll_from_log_probs,
+        "cross_entropy": classification.cross_entropy,
+        "top_k_accuracy": classification.top_k_accuracy,
+        "mutual_information": classification.mutual_information,
+    },
+    "ood": {"auroc": ood.auroc, "fpr95": ood.fpr95},
+}
 
 
 def get_metric(name: str, task: str | None = None) -> Metric:
@@ -69,16 +67,15 @@ def get_metric(name: str, task: str | None = None) -> Metric:
     """
     if task is not None and task not in _BY_TASK:
         raise ValueError(f"unknown task {task!r}{near_miss(task, _BY_TASK)}")
-    homes = [home for home, metrics in _BY_TASK.items() if name in metrics]
-    allowed = _BY_TASK if task is None else [task]
-    names = {known for home in allowed for known in _BY_TASK[home]}
-    if not homes:
+    tasks = [home for home, metrics in _BY_TASK.items() if name in metrics]
+    names = {known for home in ([task] if task else _BY_TASK) for known in _BY_TASK[home]}
+    if not tasks:
         raise ValueError(f"unknown metric {name!r}{near_miss(name, names)}")
-    if task is None and len(homes) > 1:
-        raise ValueError(f"metric {name!r} needs a task, one of: {', '.join(homes)}")
-    if task is not None and task not in homes:
+    if task is None and len(tasks) > 1:
+        raise ValueError(f"metric {name!r} needs a task, one of: {', '.join(tasks)}")
+    if task is not None and task not in tasks:
         raise ValueError(
-            f"metric {name!r} is for {' and '.join(homes)}, not for {task}; "
+            f"metric {name!r} is for {' and '.join(tasks)}, not for {task}; "
             f"{task} has: {', '.join(sorted(names))}"
         )
-    return _BY_TASK[task or homes[0]][name]
+    return _BY_TASK[task or tasks[0]][name]

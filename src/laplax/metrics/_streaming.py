@@ -40,14 +40,23 @@ class Metric:
     finalise: Callable[[Any], jax.Array]
     collect: bool = False
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """A metric of the library is pickled by its name, any other one by its functions."""
+        name: str | None = getattr(self, "__qualname__", None)
+        return name or (Metric, (self.statistics, self.finalise, self.collect))
+
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields that the metric reads, in the order of its arguments."""
         return required_parameters(self.statistics)
 
-    def __call__(self, *values: Any) -> jax.Array:
-        """The value on one batch, from the fields in order."""
-        return self.finalise(self.statistics(*values))
+    def __call__(self, *values: Any, **options: Any) -> jax.Array:
+        """The value on one batch, from the fields in order, and the metric's options."""
+        return self.finalise(self.statistics(*values, **options))
+
+    def with_options(self, **options: Any) -> "Metric":
+        """The same metric for other values of its options."""
+        return dataclasses.replace(self, statistics=functools.partial(self.statistics, **options))
 
     def batch(self, prediction: Mapping[str, Any]) -> Any:
         """The statistics of one batch, from a mapping that holds the metric's fields."""
@@ -103,6 +112,39 @@ def mean_of(values: jax.Array) -> Mean:
 def mean_value(mean: Mean) -> jax.Array:
     """The mean itself; 0 / 0, not a number, for no entries."""
     return mean.total / mean.terms
+
+
+def named_metric(
+    statistics: Callable[..., Any], finalise: Callable[[Any], jax.Array], collect: bool = False
+) -> Metric:
+    """A metric with the name, the signature and the documentation of its statistics."""
+    metric = Metric(statistics, finalise, collect)
+    names = ("__module__", "__name__", "__qualname__", "__doc__")
+    vars(metric).update({x: getattr(statistics, x) for x in names}, __wrapped__=statistics)
+    return metric
+
+
+def mean_metric(
+    fn: Callable[..., jax.Array], finalise: Callable[[Mean], jax.Array] = mean_value
+) -> Metric:
+    """Decorate a function of fields: the mean of its values over all examples, or entries."""
+
+    @functools.wraps(fn)
+    def statistics(*values: Any, **options: Any) -> Mean:
+        return mean_of(fn(*values, **options))
+
+    return named_metric(statistics, finalise)
+
+
+def collected_metric(fn: Callable[..., jax.Array]) -> Metric:
+    """Decorate a function that must see the fields of all examples together."""
+    signature = inspect.signature(fn)
+
+    @functools.wraps(fn)
+    def statistics(*values: Any, **named: Any) -> tuple[jax.Array, ...]:
+        return tuple(jnp.asarray(value) for value in signature.bind(*values, **named).args)
+
+    return named_metric(statistics, lambda fields: fn(*fields), collect=True)
 
 
 def average(fn: Callable[..., Any]) -> Metric:

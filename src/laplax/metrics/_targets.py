@@ -54,7 +54,8 @@ def _check_range(label: jax.Array, num_classes: int) -> None:
     if isinstance(label, jax.core.Tracer) or label.size == 0:
         return
     values = np.asarray(label)
-    low, high = int(values.min()), int(values.max())
+    low = int(values.min())
+    high = int(values.max())
     if low < 0 or high >= num_classes:
         raise ValueError(
             f"labels must be from 0 to {num_classes - 1} for {num_classes} classes, "

@@ -7,6 +7,7 @@ imports matplotlib before a figure is drawn: `pip install 'laplax[plot]'`.
 from ._classification import confidence_histogram as confidence_histogram
 from ._classification import confidence_map as confidence_map
 from ._classification import entropy_histograms as entropy_histograms
+from ._classification import map_points as map_points
 from ._classification import reliability_diagram as reliability_diagram
 from ._curvature import curvature_values as curvature_values
 from ._curvature import layer_std as layer_std

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ..metrics._calibration_error import _bin_sums
-from ._style import MARKERS, OKABE_ITO, color, grid, legend_below, on
+from ..metrics import accuracy, ece_metric
+from ._style import MARKERS, OKABE_ITO, color, finish, legend_below, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,24 +40,22 @@ def reliability_diagram(
     """
     probabilities = two_columns(pred_act)
     axes = on(ax)
-    bins = [
-        np.asarray(part) for part in _bin_sums(probabilities, _labels(target), num_bins=num_bins)
-    ]
-    examples, confidence, correct = bins
-    total, filled = examples.sum(), examples > 0
-    error = np.abs(correct - confidence).sum() / total
+    metric = ece_metric(num_bins)
+    bins = metric.statistics(probabilities, _labels(target))
+    error = float(metric.finalise(bins))
+    bins = np.asarray(bins)
+    examples, confidence, correct = bins[:, bins[0] > 0]
+    x = confidence / examples
+    y = correct / examples
+    sizes = 15 + 300 * examples / examples.sum()
+    tint = color(curve)
+    marker = MARKERS[curve % len(MARKERS)]
     if "calibrated" not in axes.get_legend_handles_labels()[1]:
         axes.plot([0, 1], [0, 1], color="0.4", linestyle="--", linewidth=1, label="calibrated")
-    x, y = confidence[filled] / examples[filled], correct[filled] / examples[filled]
-    tint, marker = color(curve), MARKERS[curve % len(MARKERS)]
     axes.plot(x, y, color=tint, label=f"{label} (ECE {error:.3f})", marker=marker, markersize=3)
-    axes.scatter(x, y, s=15 + 300 * examples[filled] / total, color=tint, alpha=0.35, linewidth=0)
-    axes.set(xlim=(0, 1.02), ylim=(0, 1.04), xlabel="confidence", ylabel="accuracy")
-    axes.set_aspect("equal")
-    grid(axes)
-    if legend:
-        legend_below(axes, 1)
-    return axes
+    axes.scatter(x, y, s=sizes, color=tint, alpha=0.35, linewidth=0)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.04), aspect="equal")
+    return finish(axes, "confidence", "accuracy", legend=legend, columns=1)
 
 
 def confidence_histogram(
@@ -88,17 +86,11 @@ def confidence_histogram(
     mean = confidence.mean()
     axes.axvline(mean, color="black", linestyle="-", label=f"mean confidence {mean:.3f}")
     if target is not None:
-        labels = np.asarray(_labels(target))
-        labels = labels.argmax(-1) if labels.ndim == probabilities.ndim else labels
-        right = (probabilities.argmax(-1) == labels).mean()
-        axes.axvline(
-            right, color=OKABE_ITO["vermillion"], linestyle="--", label=f"accuracy {right:.3f}"
-        )
-    axes.set(xlim=(0, 1.02), ylim=(0, None), xlabel="confidence", ylabel="share of examples")
-    grid(axes, "y")
-    if legend:
-        legend_below(axes, 1)
-    return axes
+        right = float(accuracy(probabilities, _labels(target)))
+        tint = OKABE_ITO["vermillion"]
+        axes.axvline(right, color=tint, linestyle="--", label=f"accuracy {right:.3f}")
+    axes.set(xlim=(0, 1.02), ylim=(0, None))
+    return finish(axes, "confidence", "share of examples", legend=legend, columns=1, lines="y")
 
 
 def entropy_histograms(
@@ -124,18 +116,14 @@ def entropy_histograms(
     scores = {"in distribution": np.ravel(inside), "out of distribution": np.ravel(outside)}
     top = max(float(x.max()) for x in scores.values())
     edges = np.linspace(0, top if top > 0 else 1, num_bins + 1).tolist()
+    tints = (OKABE_ITO["blue"], OKABE_ITO["vermillion"])
     hatches = ("", "///")  # a second cue where print has no colour
-    for (label, x), tint, hatch in zip(
-        scores.items(), (OKABE_ITO["blue"], OKABE_ITO["vermillion"]), hatches, strict=True
-    ):
+    for (label, x), tint, hatch in zip(scores.items(), tints, hatches, strict=True):
         weights = np.full(x.size, 1 / x.size)
         style: dict[str, Any] = {"facecolor": tint + "55", "edgecolor": tint, "hatch": hatch}
         axes.hist(x, edges, weights=weights, histtype="stepfilled", label=label, **style)
-    axes.set(xlim=(0, edges[-1]), ylim=(0, None), xlabel=xlabel, ylabel="share of examples")
-    grid(axes, "y")
-    if legend:
-        legend_below(axes)
-    return axes
+    axes.set(xlim=(0, edges[-1]), ylim=(0, None))
+    return finish(axes, xlabel, "share of examples", legend=legend, lines="y")
 
 
 def confidence_map(
@@ -167,7 +155,7 @@ def confidence_map(
     values = np.asarray(two_columns(probabilities(points)))
     classes = values.shape[-1]
     planes = values.reshape(resolution, resolution, classes)
-    x, y = points[:, 0].reshape(planes.shape[:2]), points[:, 1].reshape(planes.shape[:2])
+    x, y = points.T.reshape(2, resolution, resolution)
     levels = np.linspace(1 / classes, 1, 11)
     # A probability of one plus round-off is still in the last level.
     shown = axes.contourf(x, y, np.clip(planes.max(-1), levels[0], 1), levels, cmap="bone")

@@ -9,7 +9,7 @@ import numpy as np
 from .._tree import PyTree, leaf_names
 from ..posterior import CurvEstimate
 from ..structures import BlockDiagonal, Diagonal, LowRank, Structure
-from ._style import LINES, OKABE_ITO, color, grid, legend_below, on, plain_log_ticks
+from ._style import LINES, OKABE_ITO, color, finish, on, plain_log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,15 +22,15 @@ def curvature_values(structure: Structure) -> np.ndarray:
     >>> curvature_values(Diagonal(jnp.asarray([1.0, 4.0, 2.0]))).tolist()
     [4.0, 2.0, 1.0]
     """
-    kept: Any = structure.spectral()
-    if isinstance(kept, LowRank):
-        values = kept.eigenvalues
-    elif isinstance(kept, BlockDiagonal):
-        values = jnp.concatenate([block.values.reshape(-1) for block in kept.blocks])
-    elif isinstance(kept, Diagonal):
-        values = kept.values
+    spectral: Any = structure.spectral()
+    if isinstance(spectral, LowRank):
+        values = spectral.eigenvalues
+    elif isinstance(spectral, BlockDiagonal):
+        values = jnp.concatenate([block.values.reshape(-1) for block in spectral.blocks])
+    elif isinstance(spectral, Diagonal):
+        values = spectral.values
     else:
-        values = jnp.linalg.eigvalsh(kept.to_dense())
+        values = jnp.linalg.eigvalsh(spectral.to_dense())
     return np.sort(np.asarray(values))[::-1]
 
 
@@ -68,16 +68,11 @@ def spectrum(
     rest = values.size - positive.size
     name = f"{label} ({rest} at zero)" if rest else label
     line: Any = LINES[curve % len(LINES)]
-    axes.plot(
-        np.arange(1, positive.size + 1), positive, linestyle=line, color=color(curve), label=name
-    )
+    ranks = np.arange(1, positive.size + 1)
+    axes.plot(ranks, positive, linestyle=line, color=color(curve), label=name)
     if threshold is not None:
         axes.axhline(float(threshold), color=color(curve), linestyle=line, linewidth=0.6)
-    axes.set(yscale="log", xlabel="rank of the value", ylabel="curvature")
-    grid(axes)
-    if legend:
-        legend_below(axes)
-    return axes
+    return finish(axes, "rank of the value", "curvature", legend=legend, yscale="log")
 
 
 def layer_std(variances: PyTree, *, ax: "Axes | None" = None) -> "Axes":
@@ -90,7 +85,8 @@ def layer_std(variances: PyTree, *, ax: "Axes | None" = None) -> "Axes":
         variances: `posterior.variance()`, a pytree like the parameters.
         ax: Where to draw; the current axes if not given.
     """
-    axes, names = on(ax), []
+    axes = on(ax)
+    names = []
     pairs = zip(leaf_names(variances), jax.tree.leaves(variances), strict=True)
     for place, (name, leaf) in enumerate(pairs):
         flat = np.ravel(np.asarray(leaf))
@@ -99,24 +95,19 @@ def layer_std(variances: PyTree, *, ax: "Axes | None" = None) -> "Axes":
         names.append(f"{name}\n({count if free.size else 'fixed'})")
         if free.size:
             _box(axes, place, np.quantile(free, [0, 0.25, 0.5, 0.75, 1]))
-    axes.set(xscale="log", xlabel="posterior standard deviation", ylabel="leaf (parameters)")
+    axes.set(xscale="log")
     plain_log_ticks(axes)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first leaf on top
-    grid(axes, "x")
-    return axes
+    label = "posterior standard deviation"
+    return finish(axes, label, "leaf (parameters)", legend=False, lines="x")
 
 
 def _box(axes: "Axes", place: int, quartiles: np.ndarray) -> None:
     """Whiskers over all values, a box over the middle half, a line at the median."""
     low, first, median, third, high = quartiles
-    axes.hlines(place, low, high, color=OKABE_ITO["blue"], linewidth=1.2)
-    axes.barh(
-        place,
-        third - first,
-        left=first,
-        height=0.55,
-        color=OKABE_ITO["sky"],
-        edgecolor=OKABE_ITO["blue"],
-    )
+    blue = OKABE_ITO["blue"]
+    sky = OKABE_ITO["sky"]
+    axes.hlines(place, low, high, color=blue, linewidth=1.2)
+    axes.barh(place, third - first, left=first, height=0.55, color=sky, edgecolor=blue)
     axes.vlines(median, place - 0.275, place + 0.275, color="black", linewidth=1.6)

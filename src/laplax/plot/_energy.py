@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from ._classification import map_points
 from ._style import LINES, OKABE_ITO, color, legend_below, on
 
 if TYPE_CHECKING:
@@ -39,24 +40,18 @@ def energy_ellipses(
         legend: Whether to put a legend under the axes.
         ax: Where to draw; the current axes if not given.
     """
-    axes, centre = on(ax), np.asarray(mean)
-    given: Any = covariances if isinstance(covariances, Mapping) else {"posterior": covariances}
-    named = {label: _checked(centre, np.asarray(cov)) for label, cov in given.items()}
+    axes = on(ax)
+    centre = np.asarray(mean)
+    several: Any = covariances if isinstance(covariances, Mapping) else {"posterior": covariances}
+    named = {label: _checked(centre, np.asarray(cov)) for label, cov in several.items()}
     reach = 3 * np.max([np.sqrt(np.diagonal(cov)) for cov in named.values()], axis=0)
     xlim = xlim or (float(centre[0] - reach[0]), float(centre[0] + reach[0]))
     ylim = ylim or (float(centre[1] - reach[1]), float(centre[1] + reach[1]))
     energy_contours(energy, xlim=xlim, ylim=ylim, levels=levels, ax=axes)
     for i, (label, cov) in enumerate(named.items()):
         covariance_ellipses(centre, cov, label=label, curve=i, ax=axes)
-    axes.plot(
-        *centre,
-        marker="X",
-        color="black",
-        markeredgecolor="white",
-        markersize=8,
-        linestyle="",
-        label="MAP",
-    )
+    cross: dict[str, Any] = {"marker": "X", "markersize": 8, "markeredgecolor": "white"}
+    axes.plot(*centre, linestyle="", color="black", label="MAP", **cross)
     axes.set(xlim=xlim, ylim=ylim, xlabel=names[0], ylabel=names[1])
     if legend:
         legend_below(axes, 3)
@@ -79,8 +74,9 @@ def energy_contours(
     axes = on(ax)
     from matplotlib.colors import BoundaryNorm
 
-    x, y = np.meshgrid(np.linspace(*xlim, resolution), np.linspace(*ylim, resolution))
-    values = np.asarray(energy(np.stack([x.ravel(), y.ravel()], axis=-1)))
+    points = map_points(xlim, ylim, resolution)
+    x, y = points.T.reshape(2, resolution, resolution)
+    values = np.asarray(energy(points))
     if values.shape != (x.size,):
         raise ValueError(
             f"energy must return one number per point: shape ({x.size},); got {values.shape}"
@@ -103,7 +99,8 @@ def covariance_ellipses(
     ax: "Axes | None" = None,
 ) -> "Axes":
     """The curves at `sigmas` standard deviations (Mahalanobis distance) of a Gaussian."""
-    axes, centre = on(ax), np.asarray(mean)
+    axes = on(ax)
+    centre = np.asarray(mean)
     root = np.linalg.cholesky(_checked(centre, np.asarray(covariance)))
     turn = np.linspace(0, 2 * np.pi, 181)
     circle = np.stack([np.cos(turn), np.sin(turn)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._style import OKABE_ITO, grid, legend_below, on
+from ._style import OKABE_ITO, finish, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,28 +38,18 @@ def predictive_band(
     if not 0 < level < 1:
         raise ValueError(f"level is a probability strictly between 0 and 1; got {level}")
     axes = on(ax)
-    order, z = np.argsort(x), statistics.NormalDist().inv_cdf((1 + level) / 2)
+    z = statistics.NormalDist().inv_cdf((1 + level) / 2)
+    order = np.argsort(x)
     x, mean, epistemic, total = (part[order] for part in (x, mean, epistemic, total))
     blue = OKABE_ITO["blue"]
     for std, alpha, name in ((total, 0.18, "total"), (epistemic, 0.40, "epistemic")):
-        axes.fill_between(
-            x,
-            mean - z * std,
-            mean + z * std,
-            color=blue,
-            alpha=alpha,
-            linewidth=0,
-            label=f"{level:.0%} {name}",
-        )
+        look: dict[str, Any] = {"color": blue, "alpha": alpha, "linewidth": 0}
+        axes.fill_between(x, mean - z * std, mean + z * std, label=f"{level:.0%} {name}", **look)
     axes.plot(x, mean, color=blue, label="predictive mean")
     if data is not None:
         points = [_column(part, "data") for part in data]
         axes.plot(*points, ".", color="black", markersize=3.5, label="training data")
-    axes.set(xlim=(x[0], x[-1]), xlabel="input", ylabel="output")
-    grid(axes)
-    if legend:
-        legend_below(axes)
-    return axes
+    return finish(axes, "input", "output", legend=legend, xlim=(x[0], x[-1]))
 
 
 def _column(values: ArrayLike, name: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._style import OKABE_ITO, color, grid, legend_below, on
+from ._style import OKABE_ITO, color, finish, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,8 @@ def calibration_curve(
         legend: Whether to put a legend under the axes.
         ax: Where to draw; the current axes if not given.
     """
-    x, values = np.asarray(trace.points["prior_prec"]), np.asarray(trace.values)
+    x = np.asarray(trace.points["prior_prec"])
+    values = np.asarray(trace.values)
     if x.ndim != 1:
         raise ValueError(
             "a calibration curve needs one prior precision per point of the search; this trace "
@@ -46,7 +47,8 @@ def calibration_curve(
     evidence = objective == EVIDENCE
     if set(trace.points) == {"prior_prec"}:  # a grid, in whatever order it was given
         order = np.argsort(x)
-        x, values = x[order], values[order]
+        x = x[order]
+        values = values[order]
     y = -values if evidence else values
     finite = np.isfinite(y)
     best = int(np.argmin(np.where(finite, values, np.inf)))
@@ -54,26 +56,16 @@ def calibration_curve(
     # The mark lies on the curve, also between two points of a grid.
     height = y[best] if chosen is None else np.interp(np.log(mark), np.log(x[finite]), y[finite])
     axes.plot(x[finite], y[finite], color=color(curve))
-    axes.plot(
-        [mark],
-        [height],
-        marker="*",
-        markersize=11,
-        linestyle="",
-        color=OKABE_ITO["vermillion"],
-        label=f"chosen: {mark:.3g}",
-    )
+    star: dict[str, Any] = {"marker": "*", "markersize": 11, "color": OKABE_ITO["vermillion"]}
+    axes.plot([mark], [height], linestyle="", label=f"chosen: {mark:.3g}", **star)
     name = "log marginal likelihood [nat]" if evidence else objective.replace("_", " ")
-    axes.set(xscale="log", xlabel="prior precision", ylabel=name)
-    axes.set_ylim(*_frame(y[finite], float(y[best])))
-    grid(axes)
-    if legend:
-        legend_below(axes)
-    return axes
+    axes.set(xscale="log", ylim=_frame(y[finite], float(y[best])))
+    return finish(axes, "prior precision", name, legend=legend)
 
 
 def _frame(y: np.ndarray, best: float) -> tuple[float, float]:
     reach = 3 * float(np.median(np.abs(y - best))) or 1.0
-    low, high = max(float(y.min()), best - reach), min(float(y.max()), best + reach)
+    low = max(float(y.min()), best - reach)
+    high = min(float(y.max()), best + reach)
     pad = 0.08 * (high - low) or 1.0
     return low - pad, high + pad

@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito (2008): told apart under every common form of colour blindness.
+# Okabe and Ito (2008): distinct under every common form of colour blindness.
 OKABE_ITO = MappingProxyType(
     {
         "blue": "#0072B2",
@@ -21,7 +21,7 @@ OKABE_ITO = MappingProxyType(
         "yellow": "#F0E442",
     }
 )
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # told apart without colour, too
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # distinct without colour, too
 MARKERS = ("o", "^", "s", "D", "v", "P", "X")
 
 STYLE = MappingProxyType(
@@ -72,7 +72,7 @@ def color(index: int) -> str:
 
 
 def on(ax: "Axes | None") -> "Axes":
-    """The axes to draw on."""
+    """Return the axes to draw on."""
     matplotlib()
     if ax is not None:
         return ax
@@ -82,27 +82,34 @@ def on(ax: "Axes | None") -> "Axes":
 
 
 def legend_below(ax: "Axes", columns: int = 2) -> None:
-    """A legend under the axis label: it can cover neither data nor title."""
+    """Put a legend under the axis label, where it can cover neither data nor title."""
     handles, labels = ax.get_legend_handles_labels()
     if labels:
         # The pad is in font sizes, so that it clears tick and axis labels at any height.
-        ax.legend(
-            handles,
-            labels,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0.0),
-            borderaxespad=4.4,
-            ncols=min(columns, len(labels)),
-        )
+        place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.4}
+        ax.legend(handles, labels, ncols=min(columns, len(labels)), **place)
 
 
-def grid(ax: "Axes", axis: str = "both") -> None:
-    """Faint lines behind the data."""
-    ax.grid(True, axis=axis, color="0.9", linewidth=0.6)  # type: ignore[arg-type]
+def finish(
+    ax: "Axes",
+    xlabel: str,
+    ylabel: str,
+    *,
+    legend: bool,
+    columns: int = 2,
+    lines: Literal["x", "y", "both"] = "both",
+    **settings: Any,
+) -> "Axes":
+    """Label the axes (`settings` are those of `Axes.set`); add faint lines and a legend below."""
+    ax.set(xlabel=xlabel, ylabel=ylabel, **settings)
+    ax.grid(True, axis=lines, color="0.9", linewidth=0.6)
+    if legend:
+        legend_below(ax, columns)
+    return ax
 
 
 def plain_log_ticks(ax: "Axes") -> None:
-    """Few plain numbers on a logarithmic axis: below a decade the default ones overlap."""
+    """Put few plain numbers on a logarithmic axis: below a decade the default ones overlap."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
     low, high = ax.get_xlim()

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import (
+from laplax import (
     CalibrationWarning,
     GradientDescent,
     GridSearch,
@@ -39,11 +39,11 @@ from .. import (
     last_layer_features,
     predictive,
 )
-from .._data import as_data, progress_bar, whole_batch
-from .._tree import PyTree
-from ..calibration._objectives import PredictiveObjective, predictive_objective
-from ..metrics import get_metric
-from . import _cifar10
+from laplax._data import as_data, whole_batch
+from laplax.calibration._objectives import PredictiveObjective, predictive_objective
+from laplax.metrics import get_metric
+
+from . import _cifar10, progress_bar
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 20, 100, 2e-3
 PREDICTIVES, ACCURACY_MARGIN = ("mean_field_0", "mean_field_1"), 0.003
@@ -90,7 +90,7 @@ class Network:
     """A trained model and its data: images, or the features of the last layer."""
 
     model_fn: Any
-    params: PyTree
+    params: Any
     train: _cifar10.Data
     valid: _cifar10.Data
     test: _cifar10.Data

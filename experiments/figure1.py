@@ -16,14 +16,14 @@ gradient of 0.001 that is left.
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import laplace
-from .._tree import PyTree
+from laplax import laplace
+from laplax.plot import energy_ellipses, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ MAP = {"theta1": 1.6556547, "theta2": 1.0420421}
 WINDOW = ((-1.5, 4.8), (-3.2, 5.2))  # theta_1, theta_2: the 2-sigma ellipse and some room
 
 
-def model_fn(input: jax.Array, params: PyTree) -> jax.Array:
+def model_fn(input: jax.Array, params: Any) -> jax.Array:
     """The network: theta_2 relu(theta_1 x - 1)."""
     return jax.nn.relu(params["theta1"] * input - 1) * params["theta2"]
 
@@ -63,8 +63,6 @@ def posterior_covariance() -> np.ndarray:
 
 def draw(covariance: np.ndarray) -> "Figure":
     """The figure, on no global state of matplotlib."""
-    from ..plot import energy_ellipses, style
-
     with style():
         from matplotlib.figure import Figure
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._data import progress_bar
-from .._tree import PyTree
+from . import progress_bar
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 FORMAT = (
@@ -23,6 +22,7 @@ CHANNELS = (16, 32, 64)
 NUM_CLASSES = 10
 
 Data = dict[str, jax.Array]
+PyTree = Any
 
 
 # -- data -----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .. import (
+from laplax import (
     CalibrationWarning,
     GridSearch,
     PosteriorFn,
@@ -40,8 +40,8 @@ from .. import (
     evaluation,
     laplace,
 )
-from .._data import progress_bar
-from .._tree import PyTree
+
+from . import progress_bar
 from ._precision import float64
 
 HIDDEN, NOISE, DOMAIN = 50, 0.2, 2.0
@@ -63,6 +63,7 @@ PAPER = np.array(
 )
 
 Data = dict[str, jax.Array]
+PyTree = Any
 Column = tuple[str, str, str]
 Noted = tuple[str, str, warnings.WarningMessage]  # row, column, what was warned of
 

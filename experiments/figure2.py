@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import calibration, laplace, predictive
-from .._tree import PyTree
-from ..fsp import GPPrior, Matern52, Periodic, context, fsp_laplace, fsp_objective, train
+from laplax import calibration, laplace, predictive
+from laplax.fsp import GPPrior, Matern52, Periodic, context, fsp_laplace, fsp_objective, train
+from laplax.plot import predictive_band, style
+
 from ._precision import float64
 from .table1 import DOMAIN, NOISE, init_params, map_by_evidence, model_fn, observe, two_intervals
 
@@ -42,7 +43,7 @@ def priors() -> dict[str, tuple[GPPrior, GPPrior]]:
     }
 
 
-def start(key: jax.Array) -> PyTree:
+def start(key: jax.Array) -> Any:
     """As in Table 1, with units four times as steep: the prior's functions bend that much."""
     params = init_params(key)
     first = {name: 4 * leaf for name, leaf in params[0].items()}
@@ -124,8 +125,6 @@ def scores(test: Any, prediction: Mapping[str, jax.Array]) -> dict[str, float]:
 
 def draw(data: Any, test: Any, found: Predictions) -> "Figure":
     """Three panels beside each other, one legend."""
-    from ..plot import predictive_band, style
-
     with style():
         from matplotlib.figure import Figure
 
