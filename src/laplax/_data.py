@@ -42,7 +42,7 @@ class Form:
 
     @property
     def example(self) -> PyTree:
-        """The pytree."""
+        """One example as a pytree of structs."""
         return jax.tree.unflatten(self.treedef, self.structs)
 
 

@@ -71,11 +71,11 @@ class Posterior:
         return {"scale": self.precision.scale}
 
     def prec_mv(self, v: PyTree) -> PyTree:
-        """Lambda v."""
+        """The posterior precision times a vector: `Lambda v`."""
         return self.space.apply(self.precision.mv, v)
 
     def cov_mv(self, v: PyTree) -> PyTree:
-        """Lambda^-1 v."""
+        """The posterior covariance times a vector: `Lambda^-1 v`."""
         return self.space.apply(self.precision.solve, v)
 
     def scale_mv(self, v: PyTree) -> PyTree:

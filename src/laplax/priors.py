@@ -28,7 +28,7 @@ class PriorArguments(NamedTuple):
 
     @property
     def likelihood_scale(self) -> jax.Array:
-        """C = 1 / (sigma_squared * temperature)."""
+        """The factor `1 / (sigma_squared * temperature)` of the curvature, c."""
         return 1 / (self.sigma_squared * self.temperature)
 
 

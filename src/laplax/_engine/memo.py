@@ -38,7 +38,7 @@ class Weak:
 
     @property
     def fn(self) -> Any:
-        """The function."""
+        """The function that is held."""
         fn = self._get()
         if fn is None:
             raise ReferenceError("the model or loss function is gone: nothing holds it any more")

@@ -29,7 +29,6 @@ class Table(Projection):
     per_example: ClassVar[tuple[str, ...]] = ("log_var",)
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        """Shape (n, C)."""
         dtype = self.log_var.dtype
         position = ((jnp.log(prior) - jnp.log(c) - self.log_unit - LOG_MIN) / STEP).astype(dtype)
         inside = jnp.clip(position, 0, NODES - 1)

@@ -135,7 +135,7 @@ class CurvatureOperator:
 
     @property
     def size(self) -> int:
-        """P."""
+        """The number of parameters that vary, P."""
         return self.space.size
 
     @property

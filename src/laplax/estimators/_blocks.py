@@ -116,7 +116,6 @@ class ExactBlocks(BlockEstimator):
     max_dense: int = 2048
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """One pass."""
         _require_rows(operator)
         plan = self._plan(operator, ())
         sums = operator.sum(_factors_of_batch, _work(operator), plan)

@@ -27,7 +27,6 @@ class ExactDiagonal(Estimator):
     several_passes: ClassVar[bool] = False
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """One pass."""
         if operator.has_rows:
             program = operator.program
             space = operator.space

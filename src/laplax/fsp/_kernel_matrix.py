@@ -26,7 +26,7 @@ class KernelMatrix:
         self.chunks = cut(Work(4 * row), count, memory_budget)  # a row, its distances, copies
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """K v."""
+        """The kernel matrix times a vector: `K v`."""
         if self.matrix is not None:
             return _dense_product(self.matrix, v)
         return map_over(_row_products, self.x, self.chunks, self.kernel, self.x, v)
@@ -58,7 +58,7 @@ class Decomposition(NamedTuple):
         return g - self.vectors @ (self.vectors.T @ g)
 
     def squared_norm(self, g: jax.Array) -> jax.Array:
-        """g^T K^-1 g."""
+        """The squared norm of g under the kernel: `g^T K^-1 g`."""
         inside = jnp.square(self.vectors.T @ g) / self.values
         return jnp.sum(inside) + jnp.sum(jnp.square(self.rest(g[:, None]))) / self.floor
 

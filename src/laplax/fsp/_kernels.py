@@ -110,7 +110,7 @@ class Select(tuple):
     __slots__ = ()
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Those entries."""
+        """The kernel of the selected entries."""
         flat = _flat(x)
         outside = [i for i in self if not -flat.size <= i < flat.size]
         if outside or not self:
@@ -125,7 +125,6 @@ class Constant(Kernel):
     variance: Any = 1.0
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
-        """The constant."""
         return _like(self.variance, _flat(x))
 
 

@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
     @property
     def value(self) -> jax.Array:
-        """Their sum."""
+        """The objective: the sum of both terms."""
         return self.nll + self.norm
 
 

@@ -156,7 +156,7 @@ def set_of(parts: tuple[Component, ...]) -> list[Component]:
 
 
 def add_noise(K: jax.Array, noise: jax.Array) -> jax.Array:
-    """K + noise I."""
+    """A kernel matrix with noise on its diagonal: `K + noise I`."""
     return K + noise * jnp.eye(K.shape[0], dtype=K.dtype)
 
 

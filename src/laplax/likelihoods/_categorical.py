@@ -59,7 +59,6 @@ class Categorical(Likelihood):
         return p * (v - jnp.vecdot(p, v)[..., None])
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
-        """Draw labels."""
         return jax.random.categorical(key, f, axis=-1)
 
     def link(self, f: jax.Array) -> jax.Array:

@@ -24,7 +24,6 @@ class Bernoulli(Likelihood):
         return jnp.exp(0.5 * (jax.nn.log_sigmoid(f) + jax.nn.log_sigmoid(-f)))[..., None]
 
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
-        """p (1 - p) v."""
         return jax.nn.sigmoid(f) * jax.nn.sigmoid(-f) * v
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
@@ -56,27 +55,21 @@ class Poisson(Likelihood):
     name: ClassVar[str] = "poisson"
 
     def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """Exp f - y f."""
         return jnp.exp(f) - y.astype(f.dtype) * f
 
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """exp(f / 2)."""
         return jnp.exp(0.5 * f)[..., None]
 
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
-        """exp(f) v."""
         return jnp.exp(f) * v
 
     def event_constant(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """-log y!."""
         return -jax.scipy.special.gammaln(y.astype(f.dtype) + 1)
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
-        """Draw counts."""
         return jax.random.poisson(key, jnp.exp(f)).astype(f.dtype)
 
     def link(self, f: jax.Array) -> jax.Array:
-        """Rates."""
         return jnp.exp(f)
 
     def expected_link(self, mean: jax.Array, var: jax.Array) -> jax.Array:

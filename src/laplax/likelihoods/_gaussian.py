@@ -19,15 +19,12 @@ class Gaussian(Likelihood):
     name: ClassVar[str] = "mse"
 
     def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """1/2 (f - y)^2."""
         return 0.5 * jnp.square(f - y.astype(f.dtype))
 
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """The identity."""
         return jnp.ones((*f.shape, 1), f.dtype)
 
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
-        """I v."""
         return v
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
@@ -66,7 +63,6 @@ class HeteroscedasticGaussian(Likelihood):
         return diag[..., None] * jnp.eye(2, dtype=f.dtype)
 
     def event_constant(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        """-1/2 log 2 pi."""
         return jnp.full(f.shape[:-1], -0.5 * LOG_2PI, f.dtype)
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
@@ -75,7 +71,6 @@ class HeteroscedasticGaussian(Likelihood):
         return f[..., 0] + jnp.exp(0.5 * f[..., 1]) * noise
 
     def link(self, f: jax.Array) -> jax.Array:
-        """The mean head."""
         return f[..., 0]
 
     def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:

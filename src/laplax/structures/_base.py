@@ -23,7 +23,7 @@ class Precision(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """P."""
+        """The number of parameters, P."""
 
     @property
     def width(self) -> int:
@@ -37,11 +37,11 @@ class Precision(abc.ABC):
 
     @abc.abstractmethod
     def mv(self, v: jax.Array) -> jax.Array:
-        """Lambda v."""
+        """The precision times vectors: `Lambda v`."""
 
     @abc.abstractmethod
     def solve(self, v: jax.Array) -> jax.Array:
-        """Lambda^-1 v."""
+        """The covariance times vectors: `Lambda^-1 v`."""
 
     @abc.abstractmethod
     def scale_mv(self, v: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ class Precision(abc.ABC):
         return self.logdet_ratio() + self.prior_logdet()
 
     def prior_logdet(self) -> jax.Array:
-        """log det T."""
+        """The log determinant of the prior precision T."""
         return jnp.sum(jnp.log(self.prior)) * (self.size if self.prior.ndim == 0 else 1)
 
     @property
@@ -123,7 +123,7 @@ class Projection(abc.ABC):
 
     @abc.abstractmethod
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        """Shape (n, C)."""
+        """The diagonals of `covariance`, shape (n, C)."""
 
 
 def columns(d: jax.Array, v: jax.Array) -> jax.Array:

@@ -27,11 +27,11 @@ class Block(abc.ABC):
 
     @abc.abstractmethod
     def rotate(self, v: jax.Array) -> jax.Array:
-        """Q^T v."""
+        """Into the eigenbasis of the block: `Q^T v`."""
 
     @abc.abstractmethod
     def unrotate(self, v: jax.Array) -> jax.Array:
-        """Q v."""
+        """Out of the eigenbasis of the block: `Q v`."""
 
     @abc.abstractmethod
     def squares(self, d: jax.Array) -> jax.Array:
@@ -63,19 +63,15 @@ class DiagonalBlock(Block):
     values: jax.Array
 
     def rotate(self, v: jax.Array) -> jax.Array:
-        """V."""
         return v
 
     def unrotate(self, v: jax.Array) -> jax.Array:
-        """V."""
         return v
 
     def squares(self, d: jax.Array) -> jax.Array:
-        """D."""
         return d
 
     def coordinates(self, jacobian: Jacobian, group: Group) -> Coordinates:
-        """J itself."""
         return diagonal_coordinates(jacobian, group)
 
 
@@ -87,15 +83,12 @@ class DenseBlock(Block):
     vectors: jax.Array
 
     def rotate(self, v: jax.Array) -> jax.Array:
-        """Q^T v."""
         return self.vectors.T @ v
 
     def unrotate(self, v: jax.Array) -> jax.Array:
-        """Q v."""
         return self.vectors @ v
 
     def squares(self, d: jax.Array) -> jax.Array:
-        """Q^2 d."""
         return jnp.square(self.vectors) @ d
 
     def spread(self) -> jax.Array:
@@ -134,7 +127,6 @@ class KroneckerBlock(Block):
         return turned.reshape(v.shape[1], -1).T
 
     def unrotate(self, v: jax.Array) -> jax.Array:
-        """Q_A M Q_B^T."""
         matrices = v.T.reshape(-1, *self.values.shape)
         turned = jnp.einsum("bij,kbjp,bop->kbio", self.left, matrices, self.right)
         return jax.vmap(self.from_matrix)(turned).T
@@ -166,11 +158,9 @@ class BlockDiagonal(Structure):
 
     @property
     def size(self) -> int:
-        """P."""
         return sum(size for group in self.groups for _, size in group)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """G v."""
         return apply_blocks(self, [block.values.reshape(-1) for block in self.blocks], v)
 
     def diagonal(self) -> jax.Array:
@@ -263,7 +253,6 @@ class BlockPrecision(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.structure.size
 
     def _values(self) -> list[jax.Array]:
@@ -272,15 +261,12 @@ class BlockPrecision(Precision):
         return [self.c * block.values.reshape(-1) + t for block, t in blocks]
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """Lambda v."""
         return apply_blocks(self.structure, self._values(), v)
 
     def solve(self, v: jax.Array) -> jax.Array:
-        """Lambda^-1 v."""
         return apply_blocks(self.structure, [1 / d for d in self._values()], v)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
-        """Lambda^-1/2 v."""
         return apply_blocks(self.structure, [jax.lax.rsqrt(d) for d in self._values()], v)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:

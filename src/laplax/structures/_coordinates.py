@@ -71,7 +71,6 @@ class RowCoordinates(Coordinates):
         return jnp.einsum("ncp,ndp->ncd", self.rows, self.rows)
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
-        """One GEMM."""
         return self.rows @ matrix
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
@@ -79,7 +78,6 @@ class RowCoordinates(Coordinates):
         return RowCoordinates(self.rows - inner @ basis.T).gram()
 
     def join(self, others: "Sequence[RowCoordinates]") -> "RowCoordinates":
-        """More rows."""
         return RowCoordinates(jnp.concatenate([self.rows, *(x.rows for x in others)]))
 
 
@@ -94,7 +92,7 @@ class FactorCoordinates(Coordinates):
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
-        """(B, I, O)."""
+        """The shape (B, I, O) of the weight as matrices."""
         return self.a.shape[1], self.a.shape[-1], self.g.shape[-1]
 
     def _matrix(self, d: jax.Array) -> jax.Array:
@@ -118,7 +116,6 @@ class OuterCoordinates(FactorCoordinates):
         return batched_matmul(jnp.square(self.a)[:, :, None], self._matrix(d))[:, :, 0]
 
     def marginal(self, d: jax.Array) -> jax.Array:
-        """Two GEMMs."""
         w, squares = self._weights(d), jnp.square(self.g)
         if self.shared:
             return jnp.einsum("nbo,cbo->nc", w, squares[0])
@@ -129,11 +126,10 @@ class OuterCoordinates(FactorCoordinates):
         return self._weighed(self._weights(d))
 
     def gram(self) -> jax.Array:
-        """|a|^2 g g^T."""
         return self._weighed(jnp.sum(jnp.square(self.a), axis=2, keepdims=True))
 
     def _weighed(self, w: jax.Array) -> jax.Array:
-        """G diag(w) G^T."""
+        """The gradients weighed and contracted: `g diag(w) g^T`."""
         # At w = 0 the root has no derivative; the double `where` gives it 0.
         root = jnp.where(w > 0, jnp.sqrt(jnp.where(w > 0, w, 1)), 0)
         half = self.g * root[:, None]
@@ -245,7 +241,6 @@ class PositionCoordinates(FactorCoordinates):
         return RowCoordinates(jax.vmap(jax.vmap(lambda x: back(x)[0]))(rows))
 
     def join(self, others: "Sequence[PositionCoordinates]") -> RowCoordinates:
-        """More rows."""
         return self.kept().join([x.kept() for x in others])
 
 
@@ -288,7 +283,6 @@ class SparseCoordinates(Coordinates):
         return jax.lax.map(one, (self.rows, self.index, inner))
 
     def join(self, others: "Sequence[SparseCoordinates]") -> "SparseCoordinates":
-        """More examples."""
         parts = [self, *others]
         index = jnp.concatenate([x.index for x in parts])
         return SparseCoordinates(jnp.concatenate([x.rows for x in parts]), index)

@@ -22,28 +22,22 @@ class DensePrecision(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.cholesky.shape[-1]
 
     @property
     def width(self) -> int:
-        """P."""
         return self.size
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """C C^T v."""
         return self.cholesky @ (self.cholesky.T @ v)
 
     def solve(self, v: jax.Array) -> jax.Array:
-        """C^-T C^-1 v."""
         return cho_solve(self.cholesky, v)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
-        """C^-T v."""
         return solve_triangular(self.cholesky, v, trans=True)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
-        """C^-1 v."""
         return solve_triangular(self.cholesky, v)
 
     def variance(self) -> jax.Array:
@@ -56,7 +50,6 @@ class DensePrecision(Precision):
         return jnp.einsum("ncp,ndp->ncd", half, half)
 
     def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
-        """Norms of J L."""
         return jnp.sum(jnp.square(self._half(jacobian)), axis=-1)
 
     def _half(self, jacobian: jax.Array | Jacobian) -> jax.Array:

@@ -22,15 +22,12 @@ class Diagonal(Structure):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.values.shape[-1]
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """d v."""
         return columns(self.values, v)
 
     def diagonal(self) -> jax.Array:
-        """d."""
         return self.values
 
     def times(self, scale: float | jax.Array) -> "Diagonal":
@@ -38,7 +35,6 @@ class Diagonal(Structure):
         return Diagonal(jnp.asarray(scale, self.dtype) * self.values)
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "DiagonalPrecision":
-        """c d + t."""
         return DiagonalPrecision(c * self.values, prior)
 
     def spectral(self) -> "Diagonal":
@@ -72,7 +68,6 @@ class CoordinateProjection(Projection):
         return sum_covariance(self.coordinates, [1 / (c * e + prior) for e in self.values])
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        """Shape (n, C)."""
         return sum_marginal(self.coordinates, [1 / (c * e + prior) for e in self.values])
 
 
@@ -96,7 +91,6 @@ class DiagonalPrecision(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.curvature.shape[-1]
 
     @property
@@ -104,11 +98,9 @@ class DiagonalPrecision(Precision):
         return self.curvature + self.prior
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """(c d + t) v."""
         return columns(self._values, v)
 
     def solve(self, v: jax.Array) -> jax.Array:
-        """V / (c d + t)."""
         return columns(1 / self._values, v)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
@@ -120,7 +112,6 @@ class DiagonalPrecision(Precision):
         return self.scale_mv(v)
 
     def variance(self) -> jax.Array:
-        """1 / (c d + t)."""
         return 1 / self._values
 
     def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:

@@ -101,7 +101,6 @@ class FunctionSpace(Structure):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.basis.shape[-2]
 
     def mv(self, v: jax.Array) -> jax.Array:
@@ -134,7 +133,6 @@ class FunctionSpace(Structure):
         return self
 
     def project(self, jacobian: jax.Array) -> "FunctionSpaceProjection":
-        """J B."""
         scaled = (jacobian @ self.basis) / self.singular[None, None]
         return FunctionSpaceProjection(scaled, self.core)
 
@@ -153,7 +151,6 @@ class FunctionSpaceProjection(Projection):
         return jnp.einsum("ncr,ndr->ncd", half, half)
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        """Shape (n, C)."""
         half = _rows(self.core.posterior(c, prior), self.coordinates)
         return jnp.sum(jnp.square(half), axis=-1)
 
@@ -169,7 +166,6 @@ class FunctionSpacePrecision(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.structure.size
 
     @property
@@ -178,11 +174,11 @@ class FunctionSpacePrecision(Precision):
         return jnp.sum(self.posterior.kept).astype(self.prior.dtype)
 
     def _into(self, v: jax.Array) -> jax.Array:
-        """U^T v."""
+        """From parameters to the basis: `U^T v`."""
         return self.structure.basis.T @ v
 
     def _out(self, v: jax.Array) -> jax.Array:
-        """U v."""
+        """From the basis to parameters: `U v`."""
         return self.structure.basis @ v
 
     def mv(self, v: jax.Array) -> jax.Array:

@@ -155,5 +155,5 @@ def _parts(jacobian: jax.Array | Jacobian) -> list[tuple[Coordinates, Group]]:
 
 
 def total(parts: Sequence[jax.Array]) -> jax.Array:
-    """Their sum."""
+    """The sum of a non-empty list of arrays."""
     return sum(parts[1:], parts[0])

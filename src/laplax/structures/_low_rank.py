@@ -32,7 +32,6 @@ class SpectralProjection(Projection):
         return inside if self.outside is None else inside + self.outside / prior
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        """Shape (n, C)."""
         inside = jnp.square(self.coordinates) @ (1 / (c * self.eigenvalues + prior))
         if self.outside is None:
             return inside
@@ -58,12 +57,10 @@ class IsotropicLowRank(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.basis.shape[-2]
 
     @property
     def width(self) -> int:
-        """R."""
         return self.basis.shape[-1]
 
     def _apply(self, fn: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
@@ -78,15 +75,12 @@ class IsotropicLowRank(Precision):
         return inside + fn(self.prior) * (v - self.basis @ coordinates)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """Lambda v."""
         return self._apply(lambda s: s, v)
 
     def solve(self, v: jax.Array) -> jax.Array:
-        """Lambda^-1 v."""
         return self._apply(lambda s: 1 / s, v)
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
-        """Lambda^-1/2 v."""
         return self._apply(jax.lax.rsqrt, v)
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
@@ -144,7 +138,6 @@ class GeneralLowRank(Precision):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.q.shape[-2]
 
     @property

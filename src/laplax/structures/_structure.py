@@ -32,7 +32,7 @@ class Structure(abc.ABC):
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """P."""
+        """The number of parameters, P."""
 
     @abc.abstractmethod
     def mv(self, v: jax.Array) -> jax.Array:
@@ -90,15 +90,12 @@ class Dense(Structure):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.matrix.shape[-1]
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """G v."""
         return self.matrix @ v
 
     def to_dense(self) -> jax.Array:
-        """G."""
         return self.matrix
 
 
@@ -117,21 +114,18 @@ class LowRank(Structure):
 
     @property
     def size(self) -> int:
-        """P."""
         return self.basis.shape[-2]
 
     @property
     def rank(self) -> int:
-        """R."""
+        """The number of eigenpairs."""
         return self.basis.shape[-1]
 
     @property
     def width(self) -> int:
-        """R."""
         return self.rank
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """U S U^T v."""
         return self.basis @ columns(self.eigenvalues, t_mv(self.basis, v))
 
     def diagonal(self) -> jax.Array:

@@ -32,7 +32,7 @@ class Program:
 
     @property
     def output_size(self) -> int:
-        """C."""
+        """The number of outputs of one example, C."""
         return math.prod(self.jaxpr.out_avals[0].shape)
 
     def uses_of(self, leaf: int) -> list[int]:

@@ -27,7 +27,7 @@ class MatmulUse:
     out: Map  # the operation's output -> (B, T, O)
 
     def matrix_shape(self, leaf: Any) -> tuple[int, int, int]:
-        """(B, I, O)."""
+        """The shape (B, I, O) of the weight as matrices."""
         return jax.eval_shape(self.weight, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape
 
     def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
