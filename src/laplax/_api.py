@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -237,7 +236,6 @@ def _owners(option: str) -> str:
     return ", ".join(found)
 
 
-@functools.cache
 def _field_names(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
@@ -253,7 +251,6 @@ def _build(cls: Any, options: dict[str, Any]) -> Any:
     return cls(**given)
 
 
-@functools.cache
 def _counts(cls: Any) -> tuple[str, ...]:
     """Fields that are whole numbers, by their annotation."""
     fields = dataclasses.fields(cls)
@@ -267,7 +264,6 @@ def _check_required(cls: Any, given: dict[str, Any]) -> None:
             raise ValueError(f"{cls.__name__} needs {name!r}: pass {name}={example} to laplace")
 
 
-@functools.cache
 def _required(cls: Any) -> tuple[str, ...]:
     fields = dataclasses.fields(cls)
     return tuple(field.name for field in fields if field.default is dataclasses.MISSING)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._data import Batch
 from ._engine.arrays import is_concrete
-from ._engine.memo import compiled, kept
+from ._engine.memo import kept, model_jit
 from ._model import Model
 from ._traced import Traced, traced
 from ._tree import PyTree, is_floating
@@ -66,7 +66,7 @@ def _two_examples(batch: Batch) -> PyTree | None:
     return jax.tree.unflatten(jax.tree.structure(batch.input), [x[rows] for x in leaves])
 
 
-@functools.partial(compiled, static_argnums=(0,))
+@functools.partial(model_jit, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, pair: PyTree) -> tuple[jax.Array, jax.Array]:
     singles = [jax.tree.map(lambda x, i=i: x[i : i + 1], pair) for i in (0, 1)]
     apart = [model.fn(input=single, params=params) for single in singles]  # in the model's dtype

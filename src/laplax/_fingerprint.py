@@ -1,7 +1,6 @@
 """Which examples a data set holds, in a few sums: whatever their order, batches and container."""
 
 import dataclasses
-import functools
 import weakref
 from typing import Any
 
@@ -61,7 +60,6 @@ def fingerprint(input: PyTree, target: PyTree, weight: Any) -> Fingerprint | Non
     return Fingerprint(total, sums, sizes, max(_eps(x.dtype) for x in leaves))
 
 
-@functools.cache
 def _eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps) if is_floating(dtype) else 1e-9
 

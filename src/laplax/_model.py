@@ -18,8 +18,8 @@ class Model(WeakInside):
     With `vmap_over_data` it sees one example; otherwise a batch, whose examples it must treat
     independently of each other. Outputs in half precision are widened: a loss needs float32.
 
-    What compiled code and traces are found by: the function, by its own `==`, as under `jax.jit`.
-    What it reads beside its arguments (globals, a closure, attributes) must not change.
+    A model is identified by its function, by the function's own `==`, as under `jax.jit`. What the
+    function reads besides its arguments (globals, a closure, attributes) must not change.
     """
 
     fn: Callable[..., jax.Array]
@@ -32,7 +32,7 @@ class Model(WeakInside):
 
     @property
     def model(self) -> "Model":
-        """Itself: what owns compiled steps has a `model`."""
+        """Itself: every owner of programs has a `model`."""
         return self
 
     @property
@@ -41,7 +41,7 @@ class Model(WeakInside):
         return home(self.fn).memo
 
     def weakly(self) -> "Model":
-        """The same model for compiled code, which must not keep the function alive."""
+        """The same model for JAX's programs, which must not keep the function alive."""
         return self if isinstance(self.fn, Weak) else Model(home(self.fn).weak, self.vmap_over_data)
 
     def one(self, input: PyTree, params: PyTree) -> jax.Array:

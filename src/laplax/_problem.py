@@ -133,7 +133,6 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        # On the host, where looking at values compiles nothing.
         likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
 
 

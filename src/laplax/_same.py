@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Form
-from ._engine.memo import compiled
+from ._engine.memo import model_jit
 from ._model import Model
 from ._tree import PyTree, is_floating
 
@@ -46,6 +46,6 @@ def _some(struct: jax.ShapeDtypeStruct) -> np.ndarray:
     return rng.integers(0, 2, shape).astype(struct.dtype)
 
 
-@functools.partial(compiled, static_argnums=(0,))
+@functools.partial(model_jit, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     return model.batch(input, params)

@@ -18,7 +18,7 @@ class Elements:
     """Some entries of one leaf: their flat indices, ascending, as the bytes of an int64 array.
 
     Bytes keep their hash once it is computed, so that a space with many indices stays cheap as a
-    static part of compiled functions.
+    static argument of `jax.jit`.
     """
 
     buffer: bytes = dataclasses.field(repr=False)
@@ -51,7 +51,7 @@ class Elements:
         return zeros.at[..., self.indices].set(part, **_DISTINCT)
 
 
-# What XLA need not check about static, ascending indices.
+# What need not be checked about static, ascending indices.
 _DISTINCT: dict[str, Any] = {
     "indices_are_sorted": True,
     "unique_indices": True,
@@ -65,7 +65,7 @@ class ParamSpace:
 
     Of a selected leaf all entries vary, or those in `elements` where that is not None.
 
-    Frozen configuration (hashable), so that it can be a static part of compiled functions.
+    Frozen configuration (hashable), so that it can be a static argument of `jax.jit`.
     `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
     """
 

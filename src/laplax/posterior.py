@@ -13,6 +13,7 @@ from ._arguments import check_key, warn, whole_number
 from ._data import Form
 from ._engine.arrays import is_concrete
 from ._engine.memo import WeakInside
+from ._engine.products import one_by_one
 from ._fingerprint import Fingerprint
 from ._model import Model, check_signature
 from ._problem import Problem, make_problem
@@ -98,8 +99,7 @@ class Posterior:
         """What `sample` adds to the mean, before parameters in half precision round the sum."""
         check_key(key)
         keys = jax.random.split(key, whole_number(num_samples, "num_samples"))
-        # One after the other, as each stays in a CPU's cache: twice as fast as all at once.
-        flat = self.precision.scale_mv(jax.lax.map(self._noise, keys).T).T
+        flat = self.precision.scale_mv(one_by_one(self._noise, keys).T).T
         return self.space.unflatten(flat)
 
     def draw(self, key: jax.Array) -> PyTree:
@@ -140,8 +140,8 @@ class PosteriorFamily(WeakInside):
     model: Model | None = static(default=None)  # None after pickling: a function need not pickle
     num_total_samples: int | None = static(default=None)  # what a part of the data stands for
 
-    # Not a field: compiled code must not be keyed by it. It belongs to the object that a fit
-    # returned, and is lost in what `jax.jit`, pickle or `dataclasses.replace` make of it.
+    # Not a field, so that two fits of one model share their programs. It belongs to the object
+    # that a fit returned, and is lost in what `jax.jit`, pickle or `dataclasses.replace` make of it.
     data: ClassVar[Fingerprint | None] = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def _is_sound(precision: Precision) -> jax.Array:
 
 
 def _distance(a: jax.Array, b: jax.Array) -> float:
-    """The largest difference, on the host: it is zero, and often for one and the same array."""
+    """The largest difference: it is zero, and often for one and the same array."""
     if a is b or np.array_equal(a, b):
         return 0.0
     return float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0))

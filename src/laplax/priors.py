@@ -93,7 +93,7 @@ def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:
     if isinstance(value, str) or not _is_scalar(value):
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     scalar = jnp.asarray(value).astype(space.dtype)
-    if is_concrete(scalar) and not 0 < float(scalar) < math.inf:  # by Python: nothing to compile
+    if is_concrete(scalar) and not 0 < float(scalar) < math.inf:
         raise ValueError(f"{name} must be positive and finite; got {value}")
     return scalar
 

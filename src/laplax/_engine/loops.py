@@ -2,7 +2,7 @@
 
 Nothing else in the library slices a data set. `fn` is always a module-level function: programs are
 found again by it. Its first argument is a part of the data; its second, the `owner`, has the model
-whose function keeps the programs alive (see `memo.compiled`).
+whose function keeps the programs alive (see `memo.model_jit`).
 """
 
 import functools
@@ -16,7 +16,7 @@ from .._data import Batch, Data, Loader, progress_bar
 from .._tree import PyTree
 from .arrays import is_concrete
 from .chunks import Chunks
-from .memo import compiled
+from .memo import model_jit
 
 Step = Callable[..., Any]
 
@@ -101,7 +101,7 @@ def _join(parts: list[Any]) -> Any:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
 
 
-@functools.partial(compiled, static_argnums=(1, 2))
+@functools.partial(model_jit, static_argnums=(1, 2))
 def _sum_inside(owner: Any, fn: Step, size: int, batch: Batch, args: tuple[PyTree, ...]) -> PyTree:
     # A jit of its own for its trace alone, which serves shapes, loop and rest.
     once = jax.jit(lambda part, owner, args: fn(part, owner, *args), inline=True)
@@ -130,7 +130,7 @@ def _plus_rest(step: Step, total: PyTree, batch: Batch, start: int, rest: int) -
     return jax.tree.map(jnp.add, total, step(_slice(batch, start, rest)))
 
 
-@functools.partial(compiled, static_argnums=(1, 2, 3))
+@functools.partial(model_jit, static_argnums=(1, 2, 3))
 def _map_inside(
     owner: Any, fn: Step, size: int, static: Any, batch: PyTree, args: tuple[PyTree, ...]
 ) -> Any:
@@ -148,7 +148,7 @@ def _map_inside(
     return _join([done, step(jax.tree.map(lambda x: x[whole:], batch))])
 
 
-@functools.partial(compiled, static_argnums=(1, 2, 3))
+@functools.partial(model_jit, static_argnums=(1, 2, 3))
 def _part(
     owner: Any,
     fn: Step,

@@ -95,7 +95,7 @@ class WeakInside:
         return dataclasses.replace(self, **weak)  # type: ignore[type-var]
 
 
-def compiled(step: Callable[..., T], static_argnums: tuple[int, ...] = ()) -> Callable[..., T]:
+def model_jit(step: Callable[..., T], static_argnums: tuple[int, ...] = ()) -> Callable[..., T]:
     """`jax.jit` of `step(owner, ...)`, whose programs live as long as the owner's model function.
 
     `owner` is a `Model` (static), or has one as `model` and comes `weakly`. What has none shares

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from .chunks import even_size, on_cpu
 
+POINTS_AT_ONCE = 10  # of a search over hyperparameters
 ROWS_AT_ONCE = 2**22  # entries of rows that are formed only to be summed
 
 
@@ -102,6 +103,16 @@ def joined(parts: list[jax.Array]) -> jax.Array:
 def each_example(fn: Callable[[Any], jax.Array], examples: Any) -> jax.Array:
     """fn of every example: on a CPU one after the other, so that a cache holds its temporaries."""
     return jax.lax.map(fn, examples) if on_cpu() else jax.vmap(fn)(examples)
+
+
+def one_by_one(fn: Callable[[Any], Any], xs: Any) -> Any:
+    """fn of every x, one after the other, as each stays in a CPU's cache: twice as fast as vmap."""
+    return jax.lax.map(fn, xs)
+
+
+def in_groups(fn: Callable[[Any], Any], points: jax.Array) -> Any:
+    """fn of every point, some together: more would leave a CPU's cache, fewer not fill its cores."""
+    return jax.lax.map(fn, points, batch_size=min(POINTS_AT_ONCE, points.shape[0]))
 
 
 def few_examples(fn: Callable[[Any], jax.Array], examples: Any, entries: int) -> jax.Array:

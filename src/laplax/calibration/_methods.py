@@ -15,7 +15,8 @@ from .. import _optim
 from .._arguments import outside, whole_number
 from .._data import progress_bar
 from .._engine.chunks import MEMORY_BUDGET, Work, cut
-from .._engine.memo import compiled
+from .._engine.memo import model_jit
+from .._engine.products import in_groups
 from .._tree import PyTree, pytree
 from ._noise import CalibrationWarning, NoisyObjective
 
@@ -97,7 +98,6 @@ class GridSearch(Method):
                 "and moves each, or leave 'prior_prec' out"
             )
         rest = {name: value for name, value in initial.items() if name != "prior_prec"}
-        # On the host, where a look at a few numbers compiles nothing.
         grid = self.grid
         if grid is None:
             grid = np.logspace(*self._limits(), self.grid_size)
@@ -122,10 +122,7 @@ def _is_scalar(value: Any) -> bool:
     return jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
 
 
-POINTS_AT_ONCE = 10
-
-
-@compiled
+@model_jit
 def _evaluate(
     objective: Any, grid: jax.Array, fixed: dict[str, Any]
 ) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -138,8 +135,8 @@ def _evaluate(
         shown = {name: arguments[name] for name in ("prior_prec", "sigma_squared")}
         return shown, objective(arguments)
 
-    # Some points at once: more would leave a CPU's cache, fewer would not fill its cores.
-    return jax.lax.map(at, grid, batch_size=min(POINTS_AT_ONCE, grid.shape[0]))
+    points: tuple[dict[str, jax.Array], jax.Array] = in_groups(at, grid)
+    return points
 
 
 def _best(values: np.ndarray, points: dict[str, Any]) -> int:
@@ -202,7 +199,7 @@ class GradientDescent(Method):
     def search(
         self, objective: Any, initial: dict[str, Any], progress: bool | None
     ) -> tuple[dict[str, Any], Trace]:
-        """Steps in compiled blocks; the best point on the way is the answer."""
+        """Steps in blocks; the best point on the way is the answer."""
         optimizer = self.optimizer or _optim.default_optimizer(self.learning_rate, self.num_steps)
         mean = initial.get("prior_mean")
         fixed = {} if mean is None else {"prior_mean": mean}
@@ -256,7 +253,7 @@ def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
 LAST_MOVE, SETTLED = 0.1, 0.1
 
 
-@functools.partial(compiled, static_argnums=(1, 2))
+@functools.partial(model_jit, static_argnums=(1, 2))
 def _descend(
     objective: Any,
     optimizer: "GradientTransformation",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import outside
-from .._engine.memo import WeakInside, compiled
+from .._engine.memo import WeakInside, model_jit
 from .._model import Model
 from .._tree import pytree, static
 from ..evidence import prior_offset
@@ -153,7 +153,7 @@ def natural_scale(
     return {"prior_prec": precision or 1.0, "sigma_squared": noise}
 
 
-@compiled
+@model_jit
 def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, Any]) -> tuple[Any, ...]:
     """|theta - mu0|^2 as the prior measures it, how many directions vary, the trace of G."""
     arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
@@ -182,7 +182,7 @@ def warn_if_contradicted(objective: NoisyObjective, chosen: Mapping[str, Any]) -
     )
 
 
-@compiled
+@model_jit
 def _misfit(objective: Any, chosen: Mapping[str, Any]) -> jax.Array:
     misfit: jax.Array = objective.misfit(chosen)
     return misfit

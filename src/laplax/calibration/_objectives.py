@@ -14,7 +14,7 @@ from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.linalg import diagonal
 from .._engine.loops import map_parts
-from .._engine.memo import WeakInside, compiled
+from .._engine.memo import WeakInside, model_jit
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._model import Model
 from .._traced import traced
@@ -262,7 +262,7 @@ def resolve_objective(
     return metric, transform
 
 
-@functools.partial(compiled, static_argnums=(0,))
+@functools.partial(model_jit, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     return model.batch(input, params)
 

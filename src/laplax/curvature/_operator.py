@@ -12,7 +12,7 @@ from .._data import Batch, Data, Loader
 from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, Chunks, Work, cut
 from .._engine.loops import sum_over
-from .._engine.memo import WeakInside, compiled, kept
+from .._engine.memo import WeakInside, kept, model_jit
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import ModelCost, Traced, traced
@@ -27,7 +27,7 @@ Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
 
 @pytree
 class LocalCurvature(WeakInside):
-    """The curvature on one batch. A pytree: compiled steps take it as an argument."""
+    """The curvature on one batch. A pytree, so that it can be an argument of programs."""
 
     params: PyTree
     curvature: Curvature
@@ -83,8 +83,8 @@ class LocalCurvature(WeakInside):
         return self.space.flatten(tree, batch_ndim=2).reshape(-1, self.space.size)
 
 
-_linearise = compiled(LocalCurvature.linearise)
-_linear_mm = compiled(LocalCurvature.linear_mm)
+_linearise = model_jit(LocalCurvature.linearise)
+_linear_mm = model_jit(LocalCurvature.linear_mm)
 
 
 def product_of_batch(batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:

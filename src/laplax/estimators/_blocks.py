@@ -28,7 +28,7 @@ from ._base import Diagnostics, Estimator
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which leaf goes into which block. Static: it keys compiled code, by the layers themselves."""
+    """Which leaf goes into which block: a static argument, equal if the layers are."""
 
     layers: tuple[Layer, ...]
     dense: tuple[int, ...]

@@ -11,7 +11,7 @@ from .._engine.arrays import is_concrete
 from .._engine.chunks import Chunks
 from .._engine.linalg import eigh
 from .._engine.loops import sum_over
-from .._engine.memo import compiled
+from .._engine.memo import model_jit
 from ..curvature import CurvatureOperator, LocalCurvature, product_of_batch
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative, told_from_zero, warn_of_residuals
@@ -97,7 +97,7 @@ def _leading(matrix: jax.Array, rank: int) -> tuple[jax.Array, jax.Array]:
     return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
-@functools.partial(compiled, static_argnums=(1, 2, 3))
+@functools.partial(model_jit, static_argnums=(1, 2, 3))
 def _lobpcg(
     local: LocalCurvature,
     chunks: Chunks,

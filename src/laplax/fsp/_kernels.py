@@ -53,7 +53,7 @@ def as_kernel(given: Any) -> Any:
 
 @pytree
 class Opaque:
-    """A plain function on its way through compiled code: configuration, no numbers."""
+    """A plain function as a pytree without numbers: configuration."""
 
     fn: Callable[..., Any] = static()
 

@@ -15,7 +15,7 @@ from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, Chunks, cut
 from .._engine.linalg import eigenpairs_of_rows, eigh
 from .._engine.loops import map_over, sum_over
-from .._engine.memo import compiled
+from .._engine.memo import model_jit
 from .._model import Model
 from .._problem import make_problem
 from .._space import ParamSpace
@@ -190,7 +190,7 @@ class _View:
         return cut(self.operator.product_work(vectors), self.count, self.memory_budget)
 
 
-@functools.partial(compiled, static_argnums=(0,))
+@functools.partial(model_jit, static_argnums=(0,))
 def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
     return model.batch(points, params)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from .._data import Form
 from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.loops import map_over
-from .._engine.memo import WeakInside, compiled
+from .._engine.memo import WeakInside, model_jit
 from .._model import Model
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
@@ -100,7 +100,7 @@ def _with_samples_axis(prediction: Prediction, source: int, target: int) -> Pred
     return Prediction(fields)
 
 
-@compiled
+@model_jit
 def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Array:
     posterior = predictive.posterior
     J1 = jacobian(predictive.model, posterior.mean, posterior.space, first)

@@ -42,7 +42,7 @@ def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
     """Every weight all of which is used, in exactly one product; with its bias if it is to join.
 
     Cached, so that the rearrangements of a layer are the same objects in every fit: they are
-    static parts of the structures, and compiled code is found under them.
+    static parts of the structures, and programs are looked up by them.
     """
     layers = []
     for i, leaf in enumerate(program.leaves):
@@ -72,7 +72,6 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
     if leaf.size >= 2**24:
         return None
     with jax.ensure_compile_time_eval():  # which entry is added where: known from shapes alone
-        # NumPy arrays, so that nothing is compiled for it.
         numbers: Any = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
         added = np.asarray(bias.apply(numbers.astype(leaf.dtype), None), np.float32)
         places: Any = np.arange(math.prod(struct.shape)).reshape(struct.shape)

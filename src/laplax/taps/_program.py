@@ -18,7 +18,7 @@ from ._uses import Use
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """The model's jaxpr for one example. Static and cached: its identity keys compiled code."""
+    """The model's jaxpr for one example, with its taps. Programs are looked up by its identity."""
 
     jaxpr: Any
     uses: tuple[Use, ...]
