@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def default_optimizer(learning_rate: float, num_steps: int) -> "GradientTransformation":
-    """Adam with a cosine decay to zero; one object per setting, so that programs are found again."""
+    """Adam with a cosine decay to zero; one object per setting, as programs are looked up by it."""
     import optax
 
     return optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))

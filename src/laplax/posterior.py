@@ -141,7 +141,7 @@ class PosteriorFamily(WeakInside):
     num_total_samples: int | None = static(default=None)  # what a part of the data stands for
 
     # Not a field, so that two fits of one model share their programs. It belongs to the object
-    # that a fit returned, and is lost in what `jax.jit`, pickle or `dataclasses.replace` make of it.
+    # that a fit returned; `jax.jit`, pickle and `dataclasses.replace` lose it.
     data: ClassVar[Fingerprint | None] = None
 
     def __getstate__(self) -> dict[str, Any]:

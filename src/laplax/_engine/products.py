@@ -111,7 +111,7 @@ def one_by_one(fn: Callable[[Any], Any], xs: Any) -> Any:
 
 
 def in_groups(fn: Callable[[Any], Any], points: jax.Array) -> Any:
-    """fn of every point, some together: more would leave a CPU's cache, fewer not fill its cores."""
+    """fn of every point, some together: more would leave a CPU's cache, fewer leave cores idle."""
     return jax.lax.map(fn, points, batch_size=min(POINTS_AT_ONCE, points.shape[0]))
 
 
