@@ -7,7 +7,7 @@ import pytest
 import cases
 import laplax
 import models
-from laplax.estimators import _full, _layer
+from laplax.estimators import _full, _one_layer
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -40,7 +40,7 @@ def test_one_layer_equals_rows(monkeypatch, subset, curvature, options):
 
     def watched(operator, layer):
         seen.append(layer)
-        return _layer.layer_curvature(operator, layer)
+        return _one_layer.layer_curvature(operator, layer)
 
     expected = by_rows(monkeypatch, *args, **options)
     monkeypatch.setattr(_full, "layer_curvature", watched)
@@ -75,4 +75,4 @@ def test_a_layer_with_more_inputs_than_examples_equals_rows(monkeypatch, subset,
 def test_weights_used_at_many_places_keep_rows(name):
     network, params, data, loss_fn = models.MODELS[name]
     operator = laplax.curvature_mv(network, params, data, loss_fn=loss_fn)
-    assert _layer.the_layer(operator) is None
+    assert _one_layer.the_layer(operator) is None

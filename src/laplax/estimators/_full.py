@@ -14,7 +14,7 @@ from .._engine.products import gram
 from ..curvature import CurvatureOperator, LocalCurvature
 from ..structures import Dense, LowRank, Structure
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
-from ._layer import layer_curvature, layer_eigenpairs, the_layer
+from ._one_layer import layer_curvature, layer_eigenpairs, the_layer
 
 GIB = 2**30
 
