@@ -74,7 +74,7 @@ def posterior_fn():
         ),
         ({"loss_fn": "zzz"}, ValueError, r"unknown loss_fn 'zzz' \(allowed: binary"),
         ({"loss_fn": None}, TypeError, r"a name \(mse, .* or a callable .*got NoneType"),
-        ({"loss_fn": Gaussian}, TypeError, r"the class Gaussian; hand over Gaussian\(\)"),
+        ({"loss_fn": Gaussian}, TypeError, r"the class Gaussian; pass Gaussian\(\)"),
         (
             {"curv_type": "ful"},
             ValueError,

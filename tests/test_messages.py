@@ -548,7 +548,7 @@ CALLS = {
     [
         (lambda pf, ce: pf(PRIOR), r"got a Posterior, which posterior_fn\(prior_arguments\) ret"),
         (lambda pf, ce: ce, "got a CurvEstimate, the second of what laplace returns"),
-        (lambda pf, ce: (pf, ce), "got the pair that laplace returns; hand over its first part"),
+        (lambda pf, ce: (pf, ce), "got the pair that laplace returns; pass its first part"),
         (lambda pf, ce: predictive(pf, linear), "got a SetProbPredictive, which predictive made"),
         (lambda pf, ce: linear, "got the function linear; model_fn comes after posterior_fn"),
         (lambda pf, ce: PARAMS, "got dict"),

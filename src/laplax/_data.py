@@ -127,7 +127,7 @@ class Loader:
             try:
                 raw = next(iterator)
             except StopIteration:
-                spent = " (a spent iterator gives none: hand over a new one)" * self.one_shot
+                spent = " (a spent iterator gives none: pass a new one)" * self.one_shot
                 raise ValueError(f"the data loader is empty: it gave no batch{spent}") from None
             self._first, self._ahead = as_batch(raw), itertools.chain([raw], iterator)
         return self._first
@@ -137,7 +137,7 @@ class Loader:
         if self.one_shot:
             raise ValueError(
                 f"{why} passes over the data several times, but data is a one-shot iterator that "
-                "is gone after the first pass. Hand over a re-iterable (a list of batches, a "
+                "is gone after the first pass. Pass a re-iterable (a list of batches, a "
                 "DataLoader) or use a curv_type that needs one pass: 'full', 'diagonal', 'kfac' or "
                 "'block_diagonal'."
             )
@@ -199,7 +199,7 @@ class Loader:
             reason = "is empty: it gave no batch"
             if self._num_examples:
                 reason = (
-                    "was exhausted after its first pass: hand over a re-iterable, whose __iter__ "
+                    "was exhausted after its first pass: pass a re-iterable, whose __iter__ "
                     "starts anew (a list of batches, a DataLoader), not an iterator"
                 )
             raise ValueError(f"the data loader {reason}")
@@ -225,7 +225,7 @@ def progress_bar(
 
 
 def as_data(data: Any, progress: bool | None = None) -> Data:
-    """Normalise what users hand over: a tuple, a dict, or an iterable of batches."""
+    """Normalise what users pass: a tuple, a dict, or an iterable of batches."""
     if isinstance(data, Batch | Loader):
         return data
     if isinstance(data, tuple | Mapping):

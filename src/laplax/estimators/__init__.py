@@ -4,13 +4,13 @@ from .._enums import CurvApprox, near_miss
 from ._base import ConvergenceWarning as ConvergenceWarning
 from ._base import Diagnostics as Diagnostics
 from ._base import Estimator as Estimator
-from ._kfac import EKFAC as EKFAC
-from ._kfac import KFAC as KFAC
-from ._kfac import ExactBlocks as ExactBlocks
 from ._diagonal import ExactDiagonal as ExactDiagonal
 from ._diagonal import Hutchinson as Hutchinson
 from ._full import Full as Full
 from ._full import total_memory as total_memory
+from ._kfac import EKFAC as EKFAC
+from ._kfac import KFAC as KFAC
+from ._kfac import ExactBlocks as ExactBlocks
 from ._lanczos import Lanczos as Lanczos
 from ._lobpcg import Lobpcg as Lobpcg
 

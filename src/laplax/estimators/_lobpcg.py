@@ -63,7 +63,7 @@ class Lobpcg(Estimator):
         if isinstance(operator.data, Loader):
             raise ValueError(
                 "curv_type='lobpcg' runs inside one compiled call and cannot drive a loader; "
-                "hand over arrays (input, target), or use curv_type='lanczos'"
+                "pass arrays (input, target), or use curv_type='lanczos'"
             )
         key = jax.random.key(0) if self.key is None else self.key
         start = jax.random.normal(key, (operator.size, rank), operator.space.dtype)

@@ -72,7 +72,7 @@ def train(
         steps = _gauss_newton(objective, problem, draw, context, batch_size)
     elif isinstance(optimizer, str):
         raise ValueError(
-            f"optimizer={optimizer!r}: the only name is 'gauss_newton'; else hand over an optax "
+            f"optimizer={optimizer!r}: the only name is 'gauss_newton'; else pass an optax "
             "transformation such as optax.adam(1e-3)"
         )
     else:
@@ -161,7 +161,7 @@ def _context_sampler(context: Context | PyTree) -> Context | None:
     if isinstance(context, str):
         if context != "batch":
             raise ValueError(
-                f"context={context!r}: the only name is 'batch'; else hand over points, or a "
+                f"context={context!r}: the only name is 'batch'; else pass points, or a "
                 "function of a key such as lambda key: uniform(50, box, key)"
             )
         return None

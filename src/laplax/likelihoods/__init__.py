@@ -43,7 +43,7 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
             raise ValueError(f"unknown loss_fn {loss_fn!r}{near_miss(loss_fn, LIKELIHOODS)}")
         return _named(loss_fn)
     if isinstance(loss_fn, type):
-        raise TypeError(f"loss_fn is the class {loss_fn.__name__}; hand over {loss_fn.__name__}()")
+        raise TypeError(f"loss_fn is the class {loss_fn.__name__}; pass {loss_fn.__name__}()")
     if callable(loss_fn):
         return Custom(loss_fn)
     raise TypeError(

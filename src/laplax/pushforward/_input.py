@@ -47,9 +47,9 @@ def _other_tree(input: PyTree, form: Form) -> str:
     if single and isinstance(input, list | tuple) and leaves:
         hint = "; wrap it: np.asarray(input)"
         if any(np.ndim(leaf) for leaf in leaves):
-            hint = "; hand over the inputs alone, one array (of data=(input, target): data[0])"
+            hint = "; pass the inputs alone, one array (of data=(input, target): data[0])"
     elif single and isinstance(input, dict) and "input" in input:
-        hint = "; hand over the inputs alone: data['input']"
+        hint = "; pass the inputs alone: data['input']"
     elif single:
         hint = "; it must be one array"
     return f"input is a {type(input).__name__}; {expected}{hint}"
