@@ -90,7 +90,7 @@ def _resolve_method(method: Any) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):
-        raise TypeError(f"calibration_method is a class; pass an object: {method.__name__}()")
+        raise TypeError(f"calibration_method is a class; pass {method.__name__}()")
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
     raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
