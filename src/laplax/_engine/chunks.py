@@ -39,10 +39,16 @@ def cut(
     count: int | None,
     memory_budget: int = MEMORY_BUDGET,
     batch_size: int | None = None,
+    *,
+    in_trace: bool = False,
 ) -> Chunks:
-    """Chunks of `count` examples (None: not known yet) that fit the memory budget."""
+    """Chunks of `count` examples (None: not known yet) that fit the memory budget.
+
+    Convolutions inside a trace, where Python drives no loop, are cut as little as memory allows.
+    """
     budget = memory_budget
-    if work.reread_bytes is not None and on_cpu():
+    loops_convolutions = in_trace and work.has_convolution
+    if work.reread_bytes is not None and on_cpu() and not loops_convolutions:
         budget = min(budget, max(CPU_CACHE, work.reread_bytes))
     fits = max(1, budget // max(work.bytes_per_example, 1))
     size = batch_size or even_size(count or fits, fits)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._data import Form
+from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.loops import map_over
 from .._engine.memo import WeakInside, model_jit
@@ -81,7 +82,8 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
     precision = posterior.precision
     work = prediction_work(predictive.recipe, precision, shapes, posterior.space, fields)
     count = jax.tree.leaves(batch)[0].shape[0]
-    chunks = cut(work, count, predictive.memory_budget)
+    in_trace = not is_concrete(predictive, batch)
+    chunks = cut(work, count, predictive.memory_budget, in_trace=in_trace)
     prediction = map_over(_predict_chunk, batch, chunks, predictive, static=fields)
     return _with_samples_axis(prediction, 1, 0)
 
