@@ -524,7 +524,7 @@ def test_gradient_descent_moves_every_hyperparameter_and_lowers_the_objective(ob
         **options,
     )
     trace = set_prob_predictive.trace
-    assert jax.tree.structure(chosen) == jax.tree.structure(initial)
+    assert jax.tree.structure(dict(chosen)) == jax.tree.structure(initial)
     assert jax.tree.structure(trace.points) == jax.tree.structure(initial)
     assert trace.values.shape == (60,)
     assert all(leaf.shape == (60,) for leaf in jax.tree.leaves(trace.points))
