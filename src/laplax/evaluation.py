@@ -83,7 +83,7 @@ def evaluation(
     check_posterior_fn(posterior_fn)
     check_signature(model_fn)
     posterior_fn.check_params(params)
-    made = predictive(
+    set_prob_predictive = predictive(
         posterior_fn,
         model_fn,
         pushforward_type=pushforward_type,
@@ -91,8 +91,9 @@ def evaluation(
         num_samples=num_samples,
         key=key,
     )
-    chosen = resolve_metrics(metrics, made.recipe)
-    prob_predictive = made(prior_arguments)
+    recipe = set_prob_predictive.recipe
+    resolved = resolve_metrics(metrics, recipe)
+    prob_predictive = set_prob_predictive(prior_arguments)
     problem = make_problem(
         model_fn,
         params,
@@ -101,20 +102,20 @@ def evaluation(
         vmap_over_data=posterior_fn.vmap_over_data,
         progress=progress,
     )
-    fields = needed_fields(chosen.values(), made.recipe)
+    fields = needed_fields(resolved.values(), recipe)
     batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
-    parts: dict[str, list[Any]] = {name: [] for name in chosen}
+    parts: dict[str, list[Any]] = {name: [] for name in resolved}
     for batch in batches:
         kept = kept_entries(batch)
         if kept is not None and not kept[0].size:
             continue
         prediction = prob_predictive(batch.input, fields)
-        observed = observe(made.recipe, prediction, batch.target, kept)
-        for name, metric in chosen.items():
+        observed = observe(recipe, prediction, batch.target, kept)
+        for name, metric in resolved.items():
             parts[name].append(metric.batch(observed))
-    if not any(parts.values()) and chosen:
+    if not any(parts.values()) and resolved:
         raise ValueError(NOTHING_LEFT)
-    results = {name: metric.finalise(metric.merge(parts[name])) for name, metric in chosen.items()}
+    results = {name: m.finalise(m.merge(parts[name])) for name, m in resolved.items()}
     return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
 
 
@@ -152,9 +153,9 @@ def check_metric(name: str, metric: Metric, recipe: Recipe) -> None:
     """Every field that a metric reads must exist in the prediction."""
     for field in metric.fields:
         if field != "target" and field not in recipe.allowed_fields:
-            known = FIELDS.get(field, "no field of any prediction")
+            meaning = FIELDS.get(field, "no field of any prediction")
             raise ValueError(
-                f"metric {name!r} asks for {field!r} ({known}), which this prediction does not "
+                f"metric {name!r} asks for {field!r} ({meaning}), which this prediction does not "
                 f"have (loss_fn {recipe.likelihood.name}, pushforward {recipe.pushforward}); it "
                 f"has: {', '.join(recipe.allowed_fields)}, target"
             )
