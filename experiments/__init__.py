@@ -1,7 +1,7 @@
 """The paper's experiments: one module each, with `add_arguments(parser)` and `run(args)`.
 
-`python -m experiments NAME` and `laplax reproduce NAME` are the same command. The folder is no part
-of the installed package; both need a checkout of the source code.
+`python -m experiments NAME` and `laplax reproduce NAME` are the same command. The folder is not
+part of the installed package; both need a checkout of the source code.
 """
 
 import argparse

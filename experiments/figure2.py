@@ -103,10 +103,10 @@ def predictions(seed: int, progress: bool | None) -> tuple[Any, Any, Predictions
     data, valid = two_intervals(keys[0], 150), two_intervals(keys[1], 50)
     test = observe(keys[2], jnp.linspace(-DOMAIN, DOMAIN, 402)[1:-1, None])
     x = test["input"]
-    found: Predictions = {TITLES[0]: isotropic(keys[3], data, valid, x)}
+    panels: Predictions = {TITLES[0]: isotropic(keys[3], data, valid, x)}
     for name, pair in priors().items():
-        found[name] = function_space(keys[3], data, pair, x, progress)
-    return data, test, found
+        panels[name] = function_space(keys[3], data, pair, x, progress)
+    return data, test, panels
 
 
 def scores(test: Any, prediction: Mapping[str, jax.Array]) -> dict[str, float]:
@@ -123,21 +123,21 @@ def scores(test: Any, prediction: Mapping[str, jax.Array]) -> dict[str, float]:
     }
 
 
-def draw(data: Any, test: Any, found: Predictions) -> "Figure":
+def draw(data: Any, test: Any, predictions: Predictions) -> "Figure":
     """Three panels beside each other, one legend."""
     with style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 3.4), layout="constrained")
-        panels = figure.subplots(1, 3, sharey=True)
+        grid = figure.subplots(1, 3, sharey=True)
         x, observed = test["input"][:, 0], (data["input"][:, 0], data["target"][:, 0])
-        for axes, (title, prediction) in zip(panels, found.items(), strict=True):
+        for axes, (title, prediction) in zip(grid, predictions.items(), strict=True):
             fields = {name: prediction[name][:, 0] for name in prediction}
             axes.plot(x, np.sin(2 * np.pi * x), "--", color="0.35", linewidth=1, label="truth")
             predictive_band(x, fields, data=observed, legend=False, ax=axes)
             axes.set(title=title, ylim=(-4, 4), xlabel="x", ylabel="")
-        panels[0].set_ylabel("y")
-        handles, labels = panels[0].get_legend_handles_labels()
+        grid[0].set_ylabel("y")
+        handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
@@ -150,17 +150,17 @@ def run(args: argparse.Namespace) -> int:
     """Write `figure2.png` and `figure2.svg`, print what happens outside of the data."""
     with float64():
         numbers = predictions(args.seed, args.progress)
-    data, test, found = jax.tree.map(np.asarray, numbers)  # outside, float64 is NumPy's
+    data, test, panels = jax.tree.map(np.asarray, numbers)  # outside, float64 is NumPy's
     out = pathlib.Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    figure = draw(data, test, found)
+    figure = draw(data, test, panels)
     for suffix in ("png", "svg"):
         path = out / f"figure2.{suffix}"
         figure.savefig(path, dpi=200, bbox_inches="tight")
         print(path)
     print(f"\noutside of [-1, 1], seed {args.seed}")
     print(f"{'':32} {'rmse':>8} {'95% band':>9} {'nll':>8}")
-    for title, prediction in found.items():
+    for title, prediction in panels.items():
         row = scores(test, prediction)
         print(f"{title:32} {row['rmse']:8.4f} {row['coverage']:9.3f} {row['nll']:8.3f}")
     return 0

@@ -145,8 +145,8 @@ def validation_ece(posterior_fn: Any, network: Network) -> PredictiveObjective:
 
     Both predictives and both methods search it, so that the Jacobians are computed once.
     """
-    made = predictive(posterior_fn, network.model_fn)
-    return predictive_objective("ece", made, whole_batch(as_data(network.valid)))
+    set_prob_predictive = predictive(posterior_fn, network.model_fn)
+    return predictive_objective("ece", set_prob_predictive, whole_batch(as_data(network.valid)))
 
 
 def with_predictive(objective: PredictiveObjective, name: str) -> PredictiveObjective:
@@ -158,12 +158,12 @@ def with_predictive(objective: PredictiveObjective, name: str) -> PredictiveObje
 
 def search(objective: PredictiveObjective, method: str, progress: bool | None) -> dict[str, float]:
     """The prior precision with the lowest validation ECE; ECE and accuracy there."""
-    chosen, trace = METHODS[method].search(objective, {"prior_prec": 1.0}, progress)
+    best, trace = METHODS[method].search(objective, {"prior_prec": 1.0}, progress)
     accuracy = dataclasses.replace(objective, metric=get_metric("accuracy", "classification"))
     return {
-        "prior_prec": float(chosen["prior_prec"]),
+        "prior_prec": float(best["prior_prec"]),
         "valid_ece": float(trace.values.min()),
-        "valid_accuracy": float(accuracy(chosen)),
+        "valid_accuracy": float(accuracy(best)),
     }
 
 
@@ -213,14 +213,14 @@ def one_row(
     posterior_fn = fit(ROWS[name], network, progress)
     fitted = time.perf_counter() - start
     objective = validation_ece(posterior_fn, network)
-    chosen, grid = choose_predictive(objective, map_accuracy, progress)
-    descent = search(with_predictive(objective, chosen), "GD", progress)
+    predictive_type, grid = choose_predictive(objective, map_accuracy, progress)
+    descent = search(with_predictive(objective, predictive_type), "GD", progress)
     searched = time.perf_counter() - start - fitted
     lines = []
-    for method, found in (("GS", grid), ("GD", descent)):
-        results = judge(posterior_fn, network, found["prior_prec"], chosen, progress)
-        line: dict[str, Any] = {"row": name, "method": method, "predictive": chosen}
-        line |= {**found, **results, "fit_seconds": fitted, "search_seconds": searched}
+    for method, optimum in (("GS", grid), ("GD", descent)):
+        results = judge(posterior_fn, network, optimum["prior_prec"], predictive_type, progress)
+        line: dict[str, Any] = {"row": name, "method": method, "predictive": predictive_type}
+        line |= {**optimum, **results, "fit_seconds": fitted, "search_seconds": searched}
         lines.append({**line, "seconds": time.perf_counter() - start})
     return lines
 
@@ -251,10 +251,10 @@ def one_seed(
         where = features if ROWS[name].last_layer else network
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CalibrationWarning)
-            made = one_row(name, where, lines[0]["valid_accuracy"], progress)
+            row_lines = one_row(name, where, lines[0]["valid_accuracy"], progress)
         noted += [f"{name}: {w.message}" for w in caught]
-        lines += made
-        for line in made:
+        lines += row_lines
+        for line in row_lines:
             show_line(line)
     return [{"seed": seed, **line} for line in lines], noted
 
@@ -332,8 +332,8 @@ def run(args: argparse.Namespace) -> int:
     names = " ".join(f"{name:>8}" for name in ("valid", *METRICS, "paper", "seconds"))
     print(f"{'':22} {'predictive':12} {'prior':>9} {names}")
     for seed in range(args.seed, args.seed + args.seeds):
-        made, caught = one_seed(arrays, seed, args.progress)
-        lines += made
+        seed_lines, caught = one_seed(arrays, seed, args.progress)
+        lines += seed_lines
         noted += [f"seed {seed}, {text}" for text in caught]
     if args.seeds > 1:
         print(f"mean over {args.seeds} seeds")

@@ -32,23 +32,24 @@ def evaluate(
     progress: bool | None,
 ) -> tuple[dict[str, Any], ProbPredictive]:
     """Metrics of a predictive over a data set, exact on ragged batches; and what was judged."""
-    chosen = resolve_metrics(metrics, predictive.recipe)
+    recipe = predictive.recipe
+    resolved = resolve_metrics(metrics, recipe)
     prob_predictive = predictive(prior_arguments)
     problem = predictive.posterior_fn.problem(predictive.model, data, progress)
-    fields = needed_fields(chosen.values(), predictive.recipe)
+    fields = needed_fields(resolved.values(), recipe)
     batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
-    parts: dict[str, list[Any]] = {name: [] for name in chosen}
+    parts: dict[str, list[Any]] = {name: [] for name in resolved}
     for batch in batches:
         kept = kept_entries(batch)
         if kept is not None and not kept[0].size:
             continue
         prediction = prob_predictive(batch.input, fields)
-        observed = observe(predictive.recipe, prediction, batch.target, kept)
-        for name, metric in chosen.items():
+        observed = observe(recipe, prediction, batch.target, kept)
+        for name, metric in resolved.items():
             parts[name].append(metric.batch(observed))
-    if not any(parts.values()) and chosen:
+    if not any(parts.values()) and resolved:
         raise ValueError(NOTHING_LEFT)
-    results = {name: metric.finalise(metric.merge(parts[name])) for name, metric in chosen.items()}
+    results = {name: m.finalise(m.merge(parts[name])) for name, m in resolved.items()}
     return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
 
 
@@ -86,9 +87,9 @@ def check_metric(name: str, metric: Metric, recipe: Recipe) -> None:
     """Every field that a metric reads must exist in the prediction."""
     for field in metric.fields:
         if field != "target" and field not in recipe.allowed_fields:
-            known = FIELDS.get(field, "no field of any prediction")
+            meaning = FIELDS.get(field, "no field of any prediction")
             raise ValueError(
-                f"metric {name!r} asks for {field!r} ({known}), which this prediction does not "
+                f"metric {name!r} asks for {field!r} ({meaning}), which this prediction does not "
                 f"have (loss_fn {recipe.likelihood.name}, pushforward {recipe.pushforward}); it "
                 f"has: {', '.join(recipe.allowed_fields)}, target"
             )

@@ -1,4 +1,6 @@
-"""Class probabilities E[softmax(z)] for Gaussian logits z ~ N(mu, Sigma) (math.md, section 7).
+"""Class probabilities E[softmax(z)] for Gaussian logits z ~ N(mu, Sigma).
+
+The formulas are in docs/predictives.md.
 
 Pure functions of arrays. Classes are the last axis, every leading axis is a batch axis, and the
 floating-point type that comes in goes out. Each predictive has a `log_` twin that is computed in
@@ -250,7 +252,8 @@ def _log_alpha(
     num_classes = mean.shape[-1]
     if normalise:
         k = math.sqrt(num_classes / 2) / var.sum(axis=-1, keepdims=True)
-        mean, var = jnp.sqrt(k) * mean, k * var
+        mean = jnp.sqrt(k) * mean
+        var = k * var
     log_mass = jax.nn.logsumexp(-mean, axis=-1, keepdims=True) - 2 * math.log(num_classes)
     bracket = mean + log_mass
     if num_classes > 2:  # for two classes 1 - 2/C is 0, and its logarithm has no gradient
@@ -308,11 +311,13 @@ def _symmetric_root_jvp(
 ) -> tuple[jax.Array, jax.Array]:
     # R R = Sigma gives dR R + R dR = dSigma: a division by r_i + r_j in the eigenbasis, finite
     # for repeated eigenvalues (an isotropic Sigma), where the derivative of eigh is not.
-    (cov,), (tangent,) = primals, tangents
+    (cov,) = primals
+    (tangent,) = tangents
     values, vectors, pair_sum = _root_factors(cov)
+    root = (vectors * values[..., None, :]) @ vectors.mT
     tangent = vectors.mT @ ((tangent + tangent.mT) / 2) @ vectors
     solved = jnp.where(pair_sum > 0, tangent / jnp.where(pair_sum > 0, pair_sum, 1), 0)
-    return (vectors * values[..., None, :]) @ vectors.mT, vectors @ solved @ vectors.mT
+    return root, vectors @ solved @ vectors.mT
 
 
 def _root_factors(cov: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -330,7 +335,8 @@ def _checked_samples(samples: ArrayLike) -> jax.Array:
 
 
 def _mean_and_var(mean: ArrayLike, var: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    mean, var = jnp.asarray(mean), jnp.asarray(var)
+    mean = jnp.asarray(mean)
+    var = jnp.asarray(var)
     if var.shape != mean.shape:
         raise ValueError(
             f"variances must have the shape of the mean {mean.shape}, got {var.shape}; the "
@@ -340,7 +346,8 @@ def _mean_and_var(mean: ArrayLike, var: ArrayLike) -> tuple[jax.Array, jax.Array
 
 
 def _mean_and_cov(mean: ArrayLike, cov: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    mean, cov = jnp.asarray(mean), jnp.asarray(cov)
+    mean = jnp.asarray(mean)
+    cov = jnp.asarray(cov)
     if mean.ndim == 0 or cov.shape != (*mean.shape, mean.shape[-1]):
         raise ValueError(
             f"the covariance of a mean {mean.shape} must have one more axis of its last length, "

@@ -167,7 +167,7 @@ def confidences(drawing: Drawing) -> Plan:
 
 
 def foreign_inputs(drawing: Drawing) -> Plan:
-    """Scores on known and on foreign inputs."""
+    """Scores on the test data and on out-of-distribution inputs."""
     setting = drawing.setting
     compared = drawing.compared() if setting.classification else drawing.compared()[1:]
     kind = "entropy [nat]" if setting.classification else "epistemic standard deviation"
@@ -180,9 +180,9 @@ def foreign_inputs(drawing: Drawing) -> Plan:
 
     return Plan(
         "foreign_inputs",
-        "Inputs from elsewhere",
+        "Out-of-distribution inputs",
         "Uncertainty on the test data and on out-of-distribution inputs; the less they overlap, "
-        "the better foreign inputs are told apart (AUROC and FPR95 in the table).",
+        "the better it reveals the latter (AUROC and FPR95 in the table).",
         (3.2 * len(compared) + (1.0 if len(compared) == 1 else 0), 3.1),
         lambda figure: panels(figure, compared, panel, columns=2),
     )

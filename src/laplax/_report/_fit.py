@@ -197,7 +197,7 @@ def _outputs(setting: Setting) -> jax.Array:
 
 
 def judge(setting: Setting, prediction: Arrays) -> dict[str, float]:
-    """The default metrics on the test data; how well foreign inputs are told apart, if any."""
+    """The default metrics on the test data; how well uncertainty reveals the inputs `ood`."""
     results = metrics_on(setting, prediction, "test")
     if "ood" in setting.inputs:
         inside, outside = (uncertainty(setting.part(prediction, x)) for x in ("test", "ood"))

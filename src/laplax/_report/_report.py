@@ -76,7 +76,7 @@ def report(
         loss_fn: A likelihood for regression or classification.
         calibration: Held-out data for objectives other than the evidence. By its NLL the
             curvature is chosen that figures show; without it, by the evidence.
-        ood: Inputs from elsewhere, to be told apart by uncertainty.
+        ood: Out-of-distribution inputs, which uncertainty should reveal.
         curvatures: Names (`"last_layer"` is the full curvature of the last layer), or a mapping
             from names to options of `laplax.laplace`. By default full, diagonal, KFAC, Lanczos
             and, without a subset, the last layer.
@@ -103,7 +103,7 @@ def report(
     Example:
         >>> import jax.numpy as jnp
         >>> x = jnp.linspace(-1.0, 1.0, 12)
-        >>> made = report(
+        >>> result = report(
         ...     lambda input, params: params["a"] * input,
         ...     {"a": jnp.asarray(2.0)},
         ...     train=(x, 2 * x + 0.1 * jnp.cos(9 * x)),
@@ -111,7 +111,7 @@ def report(
         ...     loss_fn="mse",
         ...     curvatures=["diagonal"],
         ... )
-        >>> [row["name"] for row in made.metrics.rows]
+        >>> [row["name"] for row in result.metrics.rows]
         ['MAP', 'diagonal']
     """
     for name, limit in (("max_bytes", max_bytes), ("max_seconds", max_seconds)):

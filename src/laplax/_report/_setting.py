@@ -156,7 +156,7 @@ def held_out(problem: Problem, data: Any, progress: bool | None) -> Batch:
 def all_inputs(
     problem: Problem, test: Batch, calibration: Batch | None, ood: PyTree | None, draw: bool
 ) -> dict[str, PyTree]:
-    """Inputs by part: held-out data, foreign ones, and those that figures need."""
+    """Inputs by part: held-out data, `ood`, and those that figures need."""
     inputs = {"test": test.input}
     if calibration is not None:
         inputs["calibration"] = calibration.input

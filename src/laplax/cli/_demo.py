@@ -4,7 +4,7 @@ A sinusoid with a gap (regression, calibrated by the evidence) and two moons (cl
 calibrated by the NLL of held-out data). Prints the tables; writes report.html, which needs no
 network, and every figure as PNG and SVG. Takes about a minute, most of it compilation.
 
-The two problems show the steps; they are no benchmark. The moons were made so that the MAP is
+The two problems show the steps; they are not a benchmark. The moons were made so that the MAP is
 overconfident, and calibrated by held-out NLL because the evidence leaves them underconfident.
 
 examples:

@@ -124,7 +124,7 @@ def find_problem(spec: str, arrays: dict[str, np.ndarray] | None) -> dict[str, A
     problem = _find(spec)
     if _is_problem(problem):
         if arrays is not None:
-            raise UsageError(f"--data: {spec} is no function, so nothing would read the file")
+            raise UsageError(f"--data: {spec} is not a function, so nothing would read the file")
     elif callable(problem) and not isinstance(problem, type):
         problem = _call(spec, problem, arrays)
         if not _is_problem(problem):

@@ -102,7 +102,7 @@ def entropy_histograms(
     legend: bool = True,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """A score of uncertainty on known data against data from elsewhere, in common bins.
+    """A score of uncertainty, in and out of distribution, in common bins.
 
     Args:
         inside: One score per in-distribution example (entropy, mutual information, a deviation).
