@@ -1,6 +1,7 @@
 """How work is cut: the one planner for every loop over examples."""
 
 import dataclasses
+import os
 
 import jax
 
@@ -53,6 +54,11 @@ def cut(
     fits = max(1, budget // max(work.bytes_per_example, 1))
     size = batch_size or even_size(count or fits, fits)
     return Chunks(size, by_python=work.has_convolution and on_cpu())
+
+
+def total_memory() -> float:
+    """Bytes of physical memory of this machine."""
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def on_cpu() -> bool:

@@ -7,7 +7,6 @@ from ._base import Estimator as Estimator
 from ._diagonal import ExactDiagonal as ExactDiagonal
 from ._diagonal import Hutchinson as Hutchinson
 from ._full import Full as Full
-from ._full import total_memory as total_memory
 from ._kfac import EKFAC as EKFAC
 from ._kfac import KFAC as KFAC
 from ._kfac import ExactBlocks as ExactBlocks

@@ -1,13 +1,13 @@
 """The full curvature: one blocked GEMM over rows, or its smaller side."""
 
 import dataclasses
-import os
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._data import Batch
+from .._engine.chunks import total_memory
 from .._engine.linalg import eigenpairs_of_rows, eigh
 from .._engine.loops import map_over
 from .._engine.products import gram
@@ -64,11 +64,6 @@ class Full(Estimator):
                 f"{have / GIB:.1f} GiB (memory_share={self.memory_share:g} of this machine). "
                 f"What fits: curv_type='diagonal' ({3 * size * itemsize / GIB:.2g} GiB){lanczos}."
             )
-
-
-def total_memory() -> float:
-    """Bytes of physical memory."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _gram_of_batch(batch: Batch, local: LocalCurvature) -> jax.Array:

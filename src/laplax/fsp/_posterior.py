@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._api import _resolve, finish, make_operator
 from .._chain import PosteriorFn
 from .._data import Batch
-from .._engine.chunks import MEMORY_BUDGET, Chunks, cut
+from .._engine.chunks import MEMORY_BUDGET, Chunks, cut, total_memory
 from .._engine.linalg import eigenpairs_of_rows, eigh
 from .._engine.loops import map_over, sum_over
 from .._engine.memo import model_jit
@@ -21,7 +21,6 @@ from .._problem import make_problem
 from .._space import ParamSpace
 from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
-from ..estimators import total_memory
 from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate
 from ..structures import Core, FunctionSpace
