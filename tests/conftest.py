@@ -1,12 +1,21 @@
 """Every test runs in float64 with strict promotion, and a warning is a failure."""
 
 import os
+import pathlib
 
 import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Programs are kept for the other workers, for processes that tests start and for the next run.
+# Most of the time of the tests is spent in the compiler.
+if not jax.config.jax_compilation_cache_dir:
+    folder = pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="module", autouse=True)
