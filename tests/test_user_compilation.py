@@ -5,7 +5,6 @@ user, and one of those once ended the process.
 """
 
 import itertools
-import os
 import pathlib
 import subprocess
 import sys
@@ -16,19 +15,21 @@ import numpy as np
 import pytest
 
 import user_matrix
+from conftest import QUICK_FLAG, users_environment
 from laplax.likelihoods import Categorical
 
 HERE = pathlib.Path(__file__).parent
 HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry:UserWarning"
 
 
-def run(*command):
+def run(*command, flags=""):
     """A new process with the environment of a user: no setting of JAX but where programs are kept.
 
     One is found again only if the same compiler made it of the same program with the same flags.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment = {k: v for k, v in users_environment().items() if not k.startswith("JAX_")}
     environment |= {
+        "XLA_FLAGS": f"{environment['XLA_FLAGS']} {flags}",
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -64,7 +65,10 @@ def test_the_matrix_of_fits_passes_as_users_compile(part, dtype):
 
 
 def test_quick_compilation_gives_the_numbers_that_users_get():
-    outputs = [run("user_matrix.py", "numbers", mode) for mode in ("user", "quick")]
+    outputs = [
+        run("user_matrix.py", "numbers", "user"),
+        run("user_matrix.py", "numbers", "quick", flags=QUICK_FLAG),
+    ]
     assert [done.returncode for done in outputs] == [0, 0], outputs[0].stderr + outputs[1].stderr
     ours, quick = ([line.split("\t") for line in done.stdout.splitlines()] for done in outputs)
     assert len(ours) == len(user_matrix.STRUCTURES)
