@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
+from conftest import users_environment
 from laplax._engine.linalg import cho_solve, cholesky, eigh, solve_triangular
 from laplax._engine.products import gram
 
@@ -77,7 +78,10 @@ def test_independent_batches_in_one_program_end():
         print("ended")
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, timeout=300, capture_output=True, text=True, check=True)
+    environment = users_environment()
+    done = subprocess.run(
+        command, timeout=300, env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "ended"
 
 

@@ -4,7 +4,7 @@ The other modules compile many programs with few optimisations. XLA makes other 
 user, and one of those once ended the process.
 """
 
-import os
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -15,16 +15,27 @@ import numpy as np
 import pytest
 
 import user_matrix
+from conftest import QUICK_FLAG, users_environment
 from laplax.likelihoods import Categorical
 
 HERE = pathlib.Path(__file__).parent
+HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry:UserWarning"
 
 
-def run(*command):
-    """A new process with the environment of a user: no setting of JAX but the machine's."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+def run(*command, flags=""):
+    """A new process with the environment of a user: no setting of JAX but where programs are kept.
+
+    One is found again only if the same compiler made it of the same program with the same flags.
+    """
+    environment = {k: v for k, v in users_environment().items() if not k.startswith("JAX_")}
+    environment |= {
+        "XLA_FLAGS": f"{environment['XLA_FLAGS']} {flags}",
+        "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
     return subprocess.run(
-        [sys.executable, "-W", "error", *command],
+        [sys.executable, "-W", "error", "-W", HALF_WRITTEN, *command],
         cwd=HERE,
         env=environment,
         capture_output=True,
@@ -37,9 +48,10 @@ def run(*command):
     ("part", "dtype"),
     [
         ("classes", "float32"),
+        ("classes", "float64"),
         ("three-classes", "float32"),
         ("likelihoods", "float32"),
-        ("classes", "float64"),
+        ("likelihoods", "float64"),
         ("searches", "float32"),
         ("searches", "float64"),
     ],
@@ -53,10 +65,13 @@ def test_the_matrix_of_fits_passes_as_users_compile(part, dtype):
 
 
 def test_quick_compilation_gives_the_numbers_that_users_get():
-    outputs = [run("user_matrix.py", "numbers", mode) for mode in ("user", "quick")]
+    outputs = [
+        run("user_matrix.py", "numbers", "user"),
+        run("user_matrix.py", "numbers", "quick", flags=QUICK_FLAG),
+    ]
     assert [done.returncode for done in outputs] == [0, 0], outputs[0].stderr + outputs[1].stderr
     ours, quick = ([line.split("\t") for line in done.stdout.splitlines()] for done in outputs)
-    assert len(ours) == 2 * len(user_matrix.STRUCTURES)
+    assert len(ours) == len(user_matrix.STRUCTURES)
     for mine, other in zip(ours, quick, strict=True):
         assert mine[0] == other[0]
         np.testing.assert_allclose(
@@ -75,18 +90,33 @@ def test_three_classes_do_not_end_the_process(how):
 
 def test_the_matrix_covers_what_it_should():
     cases = [
-        arguments
+        (str(jnp.dtype(dtype)), case, arguments)
         for part in user_matrix.PARTS.values()
         for dtype in (jnp.float32, jnp.float64)
         for case, arguments in part(dtype)
-        if case is user_matrix.structure_case
     ]
-    assert {outputs for loss, outputs, *_ in cases if loss == "cross_entropy"} >= set(range(1, 18))
-    assert {examples for _, _, examples, *_ in cases} == set(user_matrix.EXAMPLES)
-    assert {structure for *_, structure, _, _ in cases} == set(user_matrix.STRUCTURES)
-    assert {kind for *_, kind, _ in cases} >= set(user_matrix.PREDICTIVES)
-    pairs = {(examples, structure) for _, _, examples, structure, _, _ in cases}
-    assert len(pairs) >= 0.8 * len(user_matrix.EXAMPLES) * len(user_matrix.STRUCTURES)
+    fits = [(dtype, *rest) for dtype, case, rest in cases if case is user_matrix.structure_case]
+    sizes, structures = set(user_matrix.EXAMPLES), set(user_matrix.STRUCTURES)
+    losses = {"cross_entropy", "mse", "binary_cross_entropy", "poisson", "heteroscedastic"}
+    dtypes = {"float32", "float64"}
+
+    def pairs(one, other):
+        return set(itertools.product(one, other))
+
+    counts = {(d, outputs) for d, loss, outputs, *_ in fits if loss == "cross_entropy"}
+    assert counts >= pairs(dtypes, range(1, 18))
+    assert {(n, structure) for _, _, _, n, structure, *_ in fits} == pairs(sizes, structures)
+    assert {(loss, structure) for _, loss, _, _, structure, *_ in fits} == pairs(losses, structures)
+    assert {(d, structure) for d, _, _, _, structure, *_ in fits} == pairs(dtypes, structures)
+    assert {(d, kind) for d, *_, kind, _ in fits} >= pairs(dtypes, user_matrix.PREDICTIVES)
+    three = {s for d, loss, c, n, s, *_ in fits if (d, c) == ("float32", 3) and n > 32}
+    assert three == structures
+    searches = [(dtype, *rest) for dtype, case, rest in cases if case is user_matrix.search_case]
+    objectives = {"nll", "ece", "marginal_log_likelihood", "chi_squared"}
+    methods = {"grid_search", "gradient_descent"}
+    assert {(d, loss) for d, loss, *_ in searches} == pairs(dtypes, losses)
+    assert {(d, objective) for d, *_, objective, _, _ in searches} == pairs(dtypes, objectives)
+    assert {(d, method) for d, *_, method, _ in searches} == pairs(dtypes, methods)
 
 
 def primitives(jaxpr):

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._engine.chunks import total_memory
 from .._report import human_bytes
 from ._common import add_traceback, formatted
 
@@ -31,7 +32,7 @@ def add_command(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one fact per line."""
     del args
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = total_memory()
     facts = {
         **{name: _version(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({platform.system()}, {platform.machine()})",
