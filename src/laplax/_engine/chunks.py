@@ -56,9 +56,9 @@ def cut(
     return Chunks(size, by_python=work.has_convolution and on_cpu())
 
 
-def total_memory() -> float:
+def total_memory() -> int:
     """Bytes of physical memory of this machine."""
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def on_cpu() -> bool:
