@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := .venv-oldest
 
-.PHONY: demo test test-oldest lint docs bench clean
+.PHONY: demo test test-fast test-oldest lint docs bench clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -18,9 +18,17 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed
 	$(BIN)/python -m laplax demo --out out/demo
 
-# One worker per core; LAPACK's own threads would only fight over them.
+# One worker per core; LAPACK's own threads would only fight over them. A worker takes whole modules,
+# whose tests share programs, until it has to help the other.
+PYTEST := OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 test: $(VENV)/.installed
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST)
+
+# After every edit: the contracts of structures, likelihoods and estimators against closed forms, a
+# pipeline from data to page, and what is said about wrong input.
+FAST := import structures likelihoods conjugate last_layer features cli messages
+test-fast: $(VENV)/.installed
+	$(PYTEST) $(FAST:%=tests/test_%.py)
 
 # The oldest releases that pyproject.toml allows, in an environment of their own: the same numbers.
 $(OLDEST)/.installed: pyproject.toml

@@ -401,11 +401,13 @@ def quadratic_minimum(objective, params, data, points):
     """The smallest value of the objective of a model that is linear in its parameters."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
 
+    @jax.jit
     def value(v):
         return objective(unravel(v), data, points)
 
-    hessian = np.asarray(jax.hessian(value)(flat))
-    shift = np.linalg.lstsq(hessian, np.asarray(jax.grad(value)(flat)), rcond=1e-12)[0]
+    hessian = np.asarray(jax.jit(jax.hessian(value))(flat))
+    gradient = np.asarray(jax.jit(jax.grad(value))(flat))
+    shift = np.linalg.lstsq(hessian, gradient, rcond=1e-12)[0]
     return float(value(flat - shift))
 
 

@@ -29,7 +29,7 @@ def run(*command, flags=""):
     """
     environment = {k: v for k, v in users_environment().items() if not k.startswith("JAX_")}
     environment |= {
-        "XLA_FLAGS": f"{environment['XLA_FLAGS']} {flags}",
+        "XLA_FLAGS": f"{environment['XLA_FLAGS']} {flags}".strip(),
         "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -104,7 +104,7 @@ def test_the_matrix_covers_what_it_should():
         return set(itertools.product(one, other))
 
     counts = {(d, outputs) for d, loss, outputs, *_ in fits if loss == "cross_entropy"}
-    assert counts >= pairs(dtypes, range(1, 18))
+    assert counts >= pairs(["float32"], range(1, 18)) | pairs(["float64"], range(1, 18, 2))
     assert {(n, structure) for _, _, _, n, structure, *_ in fits} == pairs(sizes, structures)
     assert {(loss, structure) for _, loss, _, _, structure, *_ in fits} == pairs(losses, structures)
     assert {(d, structure) for d, _, _, _, structure, *_ in fits} == pairs(dtypes, structures)

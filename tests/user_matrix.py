@@ -285,11 +285,14 @@ def last_layer_case(outputs, examples, structure, dtype):
 
 
 def class_cases(dtype):
-    """Every number of classes in both precisions; structures, sizes and predictives rotate."""
-    turn, size = (0, 0) if dtype == jnp.float32 else (3, 2)
-    for i, classes in enumerate(CLASSES):
+    """Every number of classes, every second in float64; structures and sizes rotate past it."""
+    if dtype == jnp.float32:
+        counts, turn = CLASSES, 0
+    else:
+        counts, turn = CLASSES[::2], 1
+    for i, classes in enumerate(counts):
         structure = STRUCTURES[(i + turn) % len(STRUCTURES)]
-        examples = EXAMPLES[(i + i // len(STRUCTURES) + size) % len(EXAMPLES)]
+        examples = EXAMPLES[(i + 3 * turn + (1 - turn) * (i // len(STRUCTURES))) % len(EXAMPLES)]
         kind = PREDICTIVES[(i + turn) % len(PREDICTIVES)]
         if classes == 1 and kind == "laplace_bridge":  # it needs two
             kind = "mean_field_1"
@@ -333,7 +336,7 @@ def search_cases(dtype):
     for i, (loss, outputs, objective) in enumerate(kinds):
         if dtype == jnp.float64 and i in (0, 2, 4):  # again with another likelihood
             continue
-        examples = (33, 37, 200)[i % 3]
+        examples = {"ece": 37, "chi_squared": 200}.get(objective, 33)  # a program is found again
         structure = ("full", "diagonal", "kfac", "lanczos")[i % 4]
         method = ("grid_search", "gradient_descent")[(i // 2) % 2]
         yield search_case, (loss, outputs, examples, structure, objective, method, dtype)
