@@ -5,6 +5,7 @@ import importlib
 import warnings
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
