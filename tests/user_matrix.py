@@ -285,12 +285,9 @@ def last_layer_case(outputs, examples, structure, dtype):
 
 
 def class_cases(dtype):
-    """Every number of classes, every second in float64; structures and sizes rotate past it."""
-    if dtype == jnp.float32:
-        counts, turn = CLASSES, 0
-    else:
-        counts, turn = CLASSES[::2], 1
-    for i, classes in enumerate(counts):
+    """Every number of classes; structures and sizes rotate past it, by one more in float64."""
+    turn = 0 if dtype == jnp.float32 else 1
+    for i, classes in enumerate(CLASSES):
         structure = STRUCTURES[(i + turn) % len(STRUCTURES)]
         examples = EXAMPLES[(i + 3 * turn + (1 - turn) * (i // len(STRUCTURES))) % len(EXAMPLES)]
         kind = PREDICTIVES[(i + turn) % len(PREDICTIVES)]
