@@ -297,7 +297,9 @@ def test_chunks_of_convolutions_are_driven_from_python(pushforward_type, monkeyp
         return part(owner, fn, size, *rest)
 
     plan = _predictive.cut
-    monkeypatch.setattr(_predictive, "cut", lambda *a: dataclasses.replace(plan(*a), size=3))
+    monkeypatch.setattr(
+        _predictive, "cut", lambda *a, **k: dataclasses.replace(plan(*a, **k), size=3)
+    )
     monkeypatch.setattr(loops, "_part", watched)
     fields = ["pred_mean", "pred_var", "samples"]
     parts = whole(x, fields)

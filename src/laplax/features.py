@@ -130,7 +130,8 @@ def _check_cut(head: Head, known: Traced) -> None:
 
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
     cut_model = Cut(params, known.model, tap)
-    operand = jax.eval_shape(_features, batch, cut_model)
+    # A function of this call alone: what JAX remembers of it must not hold the user's model.
+    operand = jax.eval_shape(lambda input: _features(input, cut_model), batch)
     struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
     closed = jax.make_jaxpr(output)(example, params, struct)
     inputs = (1 << len(jax.tree.leaves(example))) - 1
