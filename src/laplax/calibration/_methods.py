@@ -150,6 +150,13 @@ def _best(values: np.ndarray, points: dict[str, Any]) -> int:
     return int(np.argmin(np.where(finite, values, np.inf)))
 
 
+def _last_of_best(values: np.ndarray, points: dict[str, Any]) -> int:
+    """The last point whose value rounding cannot tell from the best: the most settled one."""
+    least = values[_best(values, points)]
+    rounding = ROUNDING * np.finfo(values.dtype).eps * abs(least)
+    return int(np.flatnonzero(values <= least + rounding)[-1])
+
+
 def _warn_about_grid(
     grid: np.ndarray, precisions: np.ndarray, values: np.ndarray, best: int
 ) -> None:
@@ -219,7 +226,7 @@ class GradientDescent(Method):
             jax.tree.map(lambda *x: jnp.exp(jnp.concatenate(x)), *points), jnp.concatenate(values)
         )
         seen = np.asarray(trace.values)
-        best = _best(seen, trace.points)
+        best = _last_of_best(seen, trace.points)
         _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
         _warn_if_moving({n: x for n, x in trace.points.items() if _is_scalar(initial[n])})
         chosen = jax.tree.map(lambda x: x[best], trace.points)
@@ -247,6 +254,8 @@ def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
             stacklevel=outside(),
         )
 
+
+ROUNDING = 16  # of values of an objective, in eps
 
 # In natural logarithms. With the default schedule a search that moves all the time makes a fifth of
 # its way in the second half; one that has arrived makes next to none.
