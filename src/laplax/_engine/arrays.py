@@ -62,6 +62,7 @@ _KNOWN_FINITE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDi
 
 @functools.cache
 def cpus() -> frozenset[Any]:
+    """The CPU devices of this process, whose arrays NumPy can read in place."""
     return frozenset(jax.local_devices(backend="cpu"))
 
 

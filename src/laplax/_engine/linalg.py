@@ -20,7 +20,7 @@ from jax.scipy.linalg import solve_triangular as lapack_solve_triangular
 from .arrays import is_concrete
 from .chunks import on_cpu
 
-HOST_SIDE = 256  # a larger matrix takes longer to decompose than the overhead of SciPy
+HOST_SIDE = 256  # a larger matrix takes longer to decompose than the overhead of NumPy
 HOST_ROWS = 1024  # fewer rows are decomposed in double precision
 
 
