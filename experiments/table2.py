@@ -39,7 +39,8 @@ from laplax import (
     last_layer_features,
     predictive,
 )
-from laplax._data import as_data, whole_batch
+from laplax._data import as_data
+from laplax._engine.samples import whole_batch
 from laplax.calibration._objectives import PredictiveObjective, predictive_objective
 from laplax.metrics import get_metric
 

@@ -13,7 +13,8 @@ import scipy.optimize
 
 import cases
 import laplax
-from laplax import CalibrationWarning, GradientDescent, GridSearch, metrics
+from laplax import CalibrationWarning, GradientDescent, GridSearch, _optim, metrics
+from laplax._engine.samples import whole_batch
 from laplax.calibration import Method, Trace, _methods, _objectives, _search
 from laplax.calibration._table import Table, tabulate
 
@@ -317,7 +318,7 @@ def test_a_grid_of_covariances_counts_the_projected_jacobians_of_every_point():
         made = laplax.predictive(
             fit("cross_entropy")[0], cases.mlp_fn, predictive_type=predictive_type
         )
-        data = laplax._data.whole_batch(laplax._data.as_data(held_out("cross_entropy")))
+        data = whole_batch(laplax._data.as_data(held_out("cross_entropy")))
         return _objectives.predictive_objective("nll", made, data).bytes_per_point()
 
     parameters = fit("cross_entropy")[0].space.size
@@ -360,9 +361,9 @@ def objectives_without_memory(monkeypatch):
     """From here on no projection fits; the list fills with what objectives hold instead."""
     seen, make = [], _objectives.PredictiveObjective
 
-    def watched(predictive, projection, *rest):
+    def watched(predictive, projection, output, **fields):
         seen.append(projection)
-        return make(predictive, projection, *rest)
+        return make(predictive, projection, output, **fields)
 
     monkeypatch.setattr(_objectives, "STORE_LIMIT", 0)
     monkeypatch.setattr(_objectives, "PredictiveObjective", watched)
@@ -552,6 +553,11 @@ def test_the_trace_of_gradient_descent_holds_the_values_of_its_points(objective)
     for i, value in enumerate(made.trace.values):
         prediction = made(jax.tree.map(lambda p, i=i: p[i], points))(x)
         np.testing.assert_allclose(value, score(objective, prediction, y), rtol=1e-9)
+
+
+def test_of_values_that_rounding_cannot_tell_apart_the_last_finite_one_is_chosen():
+    values = np.asarray([np.nan, 1.0, -np.inf, 1.0 + 1e-15, 2.0, np.inf])
+    assert _optim.last_of_best(values) == 3
 
 
 def test_another_optimizer_takes_its_own_steps_in_log_space():

@@ -35,6 +35,8 @@ CASES = {
     "rank above the context": ({"rank": 11}, "rank=11 is more than the 10 context points"),
     "no samples": ({"num_total_samples": 0}, "num_total_samples must be at least 1"),
     "rank of zero": ({"rank": 0}, "at least 1"),
+    "rank is not whole": ({"rank": 5.0}, "rank must be a whole number; got 5.0; write rank=5"),
+    "a kernel of zero": ({"prior": lambda x, y: 0 * x[0] * y[0]}, "Use another kernel"),
     "too many kernels": (
         {"prior": GPPrior((fsp.RBF(), fsp.RBF()))},
         r"2 kernels, one per output; the model has 1 output",
@@ -67,13 +69,16 @@ def test_misuse_is_named(case):
 
 
 def test_data_outside_of_the_context_are_warned_about():
-    with pytest.warns(fsp.FSPWarning, match="training inputs lie far from all context points"):
+    far = "training inputs lie far from all context points"
+    with pytest.warns(fsp.FSPWarning, match=far) as warned:
         fit(context=POINTS / 50 + 8)
+    assert warned[0].filename == __file__  # where the user called
 
 
 def test_a_rank_that_leaves_prior_variance_out_is_warned_about():
-    with pytest.warns(fsp.FSPWarning, match="of the prior's variance"):
+    with pytest.warns(fsp.FSPWarning, match="of the prior's variance") as warned:
         fit(prior=fsp.Matern12(0.05), rank=3)
+    assert warned[0].filename == __file__
 
 
 def test_a_prior_of_weights_does_not_fit_a_prior_of_functions():
@@ -127,6 +132,7 @@ def test_gauss_newton_says_what_it_needs(monkeypatch):
     ("call", "message"),
     [
         (lambda: context.halton(0, (0.0, 1.0)), "at least 1"),
+        (lambda: context.from_data(0, X, jax.random.key(0)), "at least 1"),
         (lambda: context.uniform(3, (1.0, 0.0), jax.random.key(0)), "low <= high"),
         (lambda: context.uniform(3, 1.0, jax.random.key(0)), r"pair \(low, high\)"),
         (lambda: context.grid(100, (np.zeros(9), np.ones(9))), "halton"),
@@ -138,6 +144,21 @@ def test_gauss_newton_says_what_it_needs(monkeypatch):
 def test_context_points_are_checked(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_numbers_of_steps_and_examples_are_whole():
+    fine = fsp_objective(model_fn, fsp.RBF(), loss_fn="mse", num_total_samples=8)
+    given = {"context": POINTS, "key": jax.random.key(0)}
+    for name in ("num_steps", "batch_size"):
+        with pytest.raises(TypeError, match=f"{name} must be a whole number; got 2.0"):
+            train(fine, PARAMS, (X, Y), **given, **{name: 2.0})
+    for name in ("num_steps", "num_points"):
+        with pytest.raises(TypeError, match=f"{name} must be a whole number; got 2.0"):
+            fsp.fit_prior(fsp.RBF(), (X, Y), **{name: 2.0})
+    with pytest.raises(TypeError, match="num must be a whole number"):
+        context.sobol(2.0, (0.0, 1.0))
+    with pytest.raises(TypeError, match=r"key must be a random key.*jax\.random\.key\(0\)"):
+        train(fine, PARAMS, (X, Y), context=POINTS, key=0)
 
 
 def test_kernel_fits_are_checked():

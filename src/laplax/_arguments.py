@@ -29,9 +29,9 @@ class InputWarning(UserWarning):
     """
 
 
-def warn(message: str) -> None:
+def warn(message: str, category: type[Warning] = InputWarning) -> None:
     """Warn where the user called."""
-    warnings.warn(message, InputWarning, stacklevel=outside() + 1)
+    warnings.warn(message, category, stacklevel=outside() + 1)
 
 
 def outside() -> int:

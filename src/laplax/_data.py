@@ -251,14 +251,6 @@ def as_data(data: Any, progress: bool | None = None) -> Data:
     return Loader(data, progress)
 
 
-def whole_batch(data: Data) -> Batch:
-    """Data in one piece, for what visits them again and again or at random."""
-    if isinstance(data, Batch):
-        return data
-    batches = list(data)
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
-
-
 def as_batch(raw: Any, start: int = 0) -> Batch:
     """One batch in the forms users have it, as arrays with equal first axes."""
     if set(getattr(raw, "_fields", ("",))) <= set(FIELDS):

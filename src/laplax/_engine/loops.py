@@ -1,8 +1,8 @@
 """The loops over examples: a sum over data, and a map over a batch.
 
-Nothing else in the library slices a data set. `fn` is always a module-level function: programs are
-found again by it. Its first argument is a part of the data; its second, the `owner`, has the model
-whose function keeps the programs alive (see `memo.model_jit`).
+Nothing else in the library slices a data set, but for `samples`. `fn` is always a module-level
+function: programs are found again by it. Its first argument is a part of the data; its second, the
+`owner`, has the model whose function keeps the programs alive (see `memo.model_jit`).
 """
 
 import functools
@@ -40,7 +40,7 @@ def map_over(
 
     A `static` configuration that is not None becomes the last argument of `fn`.
     """
-    count = _length(batch)
+    count = num_rows(batch)
     if not _by_python(chunks, batch, count):
         return _map_inside(owner, fn, chunks.size, static, batch, args)
     return _join(list(_parts(fn, batch, count, chunks.size, owner, args, static)))
@@ -56,7 +56,7 @@ def map_parts(
     progress: bool | None = False,
 ) -> Iterator[Any]:
     """The same, one chunk after the other, for a caller that looks at them as they come."""
-    count = _length(batch)
+    count = num_rows(batch)
     parts = _parts(fn, batch, count, chunks.size, owner, args)
     yield from progress_bar(parts, -(-count // chunks.size), label, progress)
 
@@ -66,7 +66,8 @@ def _by_python(chunks: Chunks, batch: PyTree, count: int) -> bool:
     return chunks.by_python and count > chunks.size and is_concrete(batch)
 
 
-def _length(batch: PyTree) -> int:
+def num_rows(batch: PyTree) -> int:
+    """How many examples lie along the first axis."""
     return jax.tree.leaves(batch)[0].shape[0]
 
 
@@ -137,7 +138,7 @@ def _map_inside(
     def step(part: PyTree) -> Any:
         return _called(fn, part, owner, args, static)
 
-    count = _length(batch)
+    count = num_rows(batch)
     if count <= size:
         return step(batch)
     whole = count - count % size

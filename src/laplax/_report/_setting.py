@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Loader, as_data, whole_batch
+from .._data import Batch, Loader, as_data
+from .._engine.samples import whole_batch
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method

@@ -2,9 +2,7 @@
 
 import abc
 import dataclasses
-import functools
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,18 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _optim
-from .._arguments import outside, whole_number
+from .._arguments import warn, whole_number
 from .._data import progress_bar
 from .._engine.chunks import MEMORY_BUDGET, Work, cut
 from .._engine.memo import model_jit
 from .._engine.products import in_groups
 from .._tree import PyTree, pytree
-from ._noise import CalibrationWarning, NoisyObjective
+from ._noise import CalibrationWarning, NoisyObjective, Searched
 
 if TYPE_CHECKING:
     from optax import GradientTransformation
-
-Objective = Callable[[Mapping[str, Any]], jax.Array]
 
 
 @pytree
@@ -33,7 +29,7 @@ class Trace:
     Values are what was minimised: for the evidence, minus its logarithm.
     """
 
-    points: dict[str, Any]
+    points: dict[str, PyTree]
     values: jax.Array
 
 
@@ -42,8 +38,8 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def search(
-        self, objective: Any, initial: dict[str, Any], progress: bool | None
-    ) -> tuple[dict[str, Any], Trace]:
+        self, objective: Searched, initial: dict[str, PyTree], progress: bool | None
+    ) -> tuple[dict[str, PyTree], Trace]:
         """The best prior arguments, and the record."""
 
 
@@ -79,7 +75,8 @@ class GridSearch(Method):
             raise ValueError("grid must hold positive, finite prior precisions")
 
     def _limits(self) -> tuple[float, float]:
-        low, high = self.log_prior_prec_min, self.log_prior_prec_max
+        low = self.log_prior_prec_min
+        high = self.log_prior_prec_max
         return -4.0 if low is None else low, 4.0 if high is None else high
 
     @property
@@ -88,8 +85,8 @@ class GridSearch(Method):
         return all(limit is None for limit in given)
 
     def search(
-        self, objective: Any, initial: dict[str, Any], progress: bool | None
-    ) -> tuple[dict[str, Any], Trace]:
+        self, objective: Searched, initial: dict[str, PyTree], progress: bool | None
+    ) -> tuple[dict[str, PyTree], Trace]:
         """Evaluate every point, take the best finite one."""
         if not _is_scalar(initial["prior_prec"]):
             raise ValueError(
@@ -111,7 +108,8 @@ class GridSearch(Method):
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
         evaluated = [_evaluate(objective, piece, fixed) for piece in bar]
         points, values = jax.tree.map(lambda *x: np.concatenate(x), *evaluated)
-        best = _best(values, points)
+        _check_any_finite(values, points)
+        best = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
         _warn_about_grid(grid, points["prior_prec"], values, best)
         found = {name: jnp.asarray(x[best]) for name, x in points.items()}
         trace = Trace(jax.tree.map(jnp.asarray, points), jnp.asarray(values))
@@ -124,7 +122,7 @@ def _is_scalar(value: Any) -> bool:
 
 @model_jit
 def _evaluate(
-    objective: Any, grid: jax.Array, fixed: dict[str, Any]
+    objective: Searched, grid: jax.Array, fixed: dict[str, PyTree]
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Prior precision, and noise if there is any, of every point; the values there."""
 
@@ -139,22 +137,13 @@ def _evaluate(
     return points
 
 
-def _best(values: np.ndarray, points: dict[str, Any]) -> int:
-    finite = np.isfinite(values)
-    if not bool(finite.any()):
+def _check_any_finite(values: np.ndarray, points: dict[str, PyTree]) -> None:
+    if not np.isfinite(values).any():
         raise ValueError(
             f"the calibration objective is not finite at any of {values.size} points; first point "
             f"{jax.tree.map(lambda x: x[0].tolist(), points)}. Look at the predictions there: "
             "set_prob_predictive(prior_arguments)(input)"
         )
-    return int(np.argmin(np.where(finite, values, np.inf)))
-
-
-def _last_of_best(values: np.ndarray, points: dict[str, Any]) -> int:
-    """The last point whose value rounding cannot tell from the best: the most settled one."""
-    least = values[_best(values, points)]
-    rounding = ROUNDING * np.finfo(values.dtype).eps * abs(least)
-    return int(np.flatnonzero(values <= least + rounding)[-1])
 
 
 def _warn_about_grid(
@@ -164,12 +153,11 @@ def _warn_about_grid(
         return
     at_edge = bool((grid[best] == grid.min()) | (grid[best] == grid.max()))
     if not _warn_if_flat(values, 1e-6) and at_edge:
-        warnings.warn(
+        warn(
             f"the best prior precision, {float(precisions[best]):.3g}, lies at the edge of the "
             "grid; widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
             "log_prior_prec_max=...)",
             CalibrationWarning,
-            stacklevel=outside(),
         )
 
 
@@ -178,11 +166,10 @@ def _warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
     spread = float(finite.max() - finite.min())
     flat = values.size > 2 and spread <= tolerance * float(np.abs(finite).max())
     if flat:
-        warnings.warn(
+        warn(
             "the calibration objective is flat: it does not tell the points of the search apart "
             f"(all values within {spread:.2g} of {float(finite.min()):.6g})",
             CalibrationWarning,
-            stacklevel=outside(),
         )
     return flat
 
@@ -204,33 +191,30 @@ class GradientDescent(Method):
             raise ValueError(f"learning_rate must be positive; got {self.learning_rate}")
 
     def search(
-        self, objective: Any, initial: dict[str, Any], progress: bool | None
-    ) -> tuple[dict[str, Any], Trace]:
-        """Steps in blocks; the best point on the way is the answer."""
+        self, objective: Searched, initial: dict[str, PyTree], progress: bool | None
+    ) -> tuple[dict[str, PyTree], Trace]:
+        """The best point on the way is the answer; of those that look alike, the last."""
+        fixed = {name: x for name, x in initial.items() if name == "prior_mean" and x is not None}
+        free = {name: x for name, x in initial.items() if name != "prior_mean"}
+        start = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
         optimizer = self.optimizer or _optim.default_optimizer(self.learning_rate, self.num_steps)
-        mean = initial.get("prior_mean")
-        fixed = {} if mean is None else {"prior_mean": mean}
-        free = {name: value for name, value in initial.items() if name != "prior_mean"}
-        logs = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
-        state = _optim.start(optimizer, logs)
-        points, values = [], []
-        block = 50
-        for start in progress_bar(
-            range(0, self.num_steps, block), None, "gradient descent", progress
-        ):
-            steps = min(block, self.num_steps - start)
-            logs, state, point, value = _descend(objective, optimizer, steps, logs, state, fixed)
-            points.append(point)
-            values.append(value)
-        trace = Trace(
-            jax.tree.map(lambda *x: jnp.exp(jnp.concatenate(x)), *points), jnp.concatenate(values)
-        )
-        seen = np.asarray(trace.values)
-        best = _last_of_best(seen, trace.points)
+        descent = _optim.Descent(optimizer, self.num_steps, "gradient descent", progress)
+        logs, values = descent.records(_value_in_logs, objective, start, fixed)
+        trace = Trace(jax.tree.map(jnp.exp, logs), values)
+        seen = np.asarray(values)
+        _check_any_finite(seen, trace.points)
+        best = _optim.last_of_best(seen)
         _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
         _warn_if_moving({n: x for n, x in trace.points.items() if _is_scalar(initial[n])})
-        chosen = jax.tree.map(lambda x: x[best], trace.points)
-        return {**fixed, **chosen}, trace
+        return {**fixed, **jax.tree.map(lambda x: x[best], trace.points)}, trace
+
+
+def _value_in_logs(
+    logs: PyTree, objective: Searched, fixed: dict[str, PyTree]
+) -> tuple[jax.Array, PyTree]:
+    """What is minimised, and the record of the point."""
+    value = objective({**fixed, **jax.tree.map(jnp.exp, logs)})
+    return value, (logs, value)
 
 
 def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
@@ -246,38 +230,15 @@ def _warn_if_moving(points: Mapping[str, jax.Array]) -> None:
         if abs(end - middle) > max(LAST_MOVE, SETTLED * abs(middle - start)):
             moving.append(f"{name!r} went from {np.exp(middle):.3g} to {np.exp(end):.3g}")
     if moving:
-        warnings.warn(
+        warn(
             f"gradient descent did not settle: {' and '.join(moving)} in the second half of its "
             f"{logs.size} steps. Give it more: calibration_method=GradientDescent(num_steps=..., "
             "learning_rate=...); if it still moves, the objective has no optimum there",
             CalibrationWarning,
-            stacklevel=outside(),
         )
 
 
-ROUNDING = 16  # of values of an objective, in eps
-
 # In natural logarithms. With the default schedule a search that moves all the time makes a fifth of
 # its way in the second half; one that has arrived makes next to none.
-LAST_MOVE, SETTLED = 0.1, 0.1
-
-
-@functools.partial(model_jit, static_argnums=(1, 2))
-def _descend(
-    objective: Any,
-    optimizer: "GradientTransformation",
-    steps: int,
-    logs: PyTree,
-    state: PyTree,
-    fixed: dict[str, Any],
-) -> tuple[PyTree, PyTree, PyTree, jax.Array]:
-    def value_of(logs: PyTree) -> jax.Array:
-        return objective({**fixed, **jax.tree.map(jnp.exp, logs)})
-
-    def step(carry: tuple[PyTree, PyTree], _: None) -> tuple[tuple[PyTree, PyTree], Any]:
-        logs, state = carry
-        value, gradient = jax.value_and_grad(value_of)(logs)
-        return _optim.step(optimizer, gradient, state, logs), (logs, value)
-
-    (logs, state), (points, values) = jax.lax.scan(step, (logs, state), None, length=steps)
-    return logs, state, points, values
+LAST_MOVE = 0.1
+SETTLED = 0.1

@@ -6,23 +6,24 @@ evidence and for predictions alike. A grid of ratios searches both hyperparamete
 one, from "all uncertainty is in the weights" to "all of it is noise".
 """
 
-import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import outside
+from .._arguments import warn
 from .._engine.memo import WeakInside, model_jit
 from .._model import Model
-from .._tree import pytree, static
+from .._tree import PyTree, pytree, static
 from ..evidence import prior_offset
 from ..posterior import PosteriorFamily
+from ._objectives import Objective
 
 CONTRADICTION = 10.0  # in variances: intervals three times too wide or too narrow
-UPDATES, SETTLED = 12, 1e-4  # of the noise, where it has no closed form; its last gap
+UPDATES = 12  # of the noise, where it has no closed form
+SETTLED = 1e-4  # its last gap
 PERFECT = 1e-6  # of the outputs' variance: where the noise of a perfect fit starts
 REACH = 27.6  # in natural logarithms: twelve decades to either side of the start
 
@@ -38,7 +39,7 @@ class NoisyObjective(WeakInside):
     `free` says that the noise is chosen too, `by_ratio` that the points of a grid are ratios.
     """
 
-    objective: Any
+    objective: Objective
     scale: dict[str, jax.Array]  # prior_prec and sigma_squared as weights and residuals show them
     free: bool = static()
     by_ratio: bool = static(default=False)
@@ -46,34 +47,30 @@ class NoisyObjective(WeakInside):
     @property
     def model(self) -> Model:
         """The model whose noise it is."""
-        model: Model = self.objective.model
-        return model
+        return self.objective.model
 
-    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def __call__(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The value to be minimised."""
-        value: jax.Array = self.objective(prior_arguments)
-        return value
+        return self.objective(prior_arguments)
 
     def bytes_per_point(self) -> int:
         """Temporaries of one point of a grid."""
-        size: int = self.objective.bytes_per_point()
-        return size
+        return self.objective.bytes_per_point()
 
-    def ratios(self, size: int, fixed: Mapping[str, Any]) -> np.ndarray:
+    def ratios(self, size: int, fixed: Mapping[str, PyTree]) -> np.ndarray:
         """A logarithmic grid around the natural ratio, or that of the noise that is kept."""
         noise = self.scale["sigma_squared"] if self.free else fixed["sigma_squared"]
         natural = float(self.scale["prior_prec"]) * float(noise)
         temperature = float(fixed.get("temperature", 1.0))
-        low, high = self.objective.decades
-        return natural * temperature * np.logspace(low, high, size)
+        return natural * temperature * np.logspace(*self.objective.decades, size)
 
-    def at(self, point: jax.Array, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    def at(self, point: jax.Array, fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """The hyperparameters of one point of a grid, the best noise among them."""
         start = self.scale["sigma_squared"]
         point = point.astype(start.dtype)
         temperature = jnp.asarray(fixed.get("temperature", 1.0)).astype(start.dtype)
 
-        def place(noise: jax.Array) -> dict[str, Any]:
+        def place(noise: jax.Array) -> dict[str, PyTree]:
             prior_prec = point / (noise * temperature) if self.by_ratio else point
             return {**fixed, "prior_prec": prior_prec, "sigma_squared": noise}
 
@@ -81,11 +78,13 @@ class NoisyObjective(WeakInside):
             return place(jnp.asarray(fixed["sigma_squared"]).astype(start.dtype))
 
         def asked(noise: jax.Array) -> jax.Array:
-            found: jax.Array = self.objective.asked_noise(place(noise), self.by_ratio)
-            return found.astype(start.dtype)
+            return self.objective.asked_noise(place(noise), self.by_ratio).astype(start.dtype)
 
         exact = self.by_ratio and self.objective.proportional
         return place(_settle(asked, start, 1 if exact else UPDATES))
+
+
+Searched = Objective | NoisyObjective  # what a method minimises
 
 
 def _settle(asked: Callable[[jax.Array], jax.Array], start: jax.Array, updates: int) -> jax.Array:
@@ -94,7 +93,8 @@ def _settle(asked: Callable[[jax.Array], jax.Array], start: jax.Array, updates: 
     The first step takes the slope -1 of variances that are proportional to the noise, for which
     it arrives.
     """
-    first, least = jnp.log(start), jnp.finfo(start.dtype).tiny
+    first = jnp.log(start)
+    least = jnp.finfo(start.dtype).tiny
 
     def step(carry: Secant) -> Secant:
         gap = jnp.log(jnp.maximum(asked(jnp.exp(carry.log)), least)) - carry.log
@@ -122,16 +122,8 @@ class Secant(NamedTuple):
     steps: jax.Array
 
 
-def noisy_objective(
-    objective: Any, scale: Mapping[str, float], free: bool, dtype: Any
-) -> NoisyObjective:
-    """An objective with its natural scale."""
-    arrays = {name: jnp.asarray(value, dtype) for name, value in scale.items()}
-    return NoisyObjective(objective, arrays, free)
-
-
 def natural_scale(
-    objective: Any, posterior_fn: PosteriorFamily, given: Mapping[str, Any]
+    objective: Objective, posterior_fn: PosteriorFamily, given: Mapping[str, PyTree]
 ) -> dict[str, float]:
     """Prior precision and noise variance as residuals, weights and Jacobians show them.
 
@@ -154,7 +146,7 @@ def natural_scale(
 
 
 @model_jit
-def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, Any]) -> tuple[Any, ...]:
+def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, PyTree]) -> tuple[PyTree, ...]:
     """|theta - mu0|^2 as the prior measures it, how many directions vary, the trace of G."""
     arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
     precision = posterior_fn.at(arguments).precision
@@ -162,27 +154,25 @@ def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, Any]) -> tuple[A
     return energy, precision.dimension, jnp.sum(posterior_fn.structure.diagonal())
 
 
-def warn_if_contradicted(objective: NoisyObjective, chosen: Mapping[str, Any]) -> None:
+def warn_if_contradicted(objective: Objective, chosen: Mapping[str, PyTree]) -> None:
     """Say so if the residuals are far from what the chosen noise lets expect.
 
     A noise in other units than the target is the usual reason.
     """
     chosen = {"sigma_squared": 1.0, **chosen}
-    misfit = float(_misfit(objective.objective, chosen))
+    misfit = float(_misfit(objective, chosen))
     if 1 / CONTRADICTION <= misfit <= CONTRADICTION:
         return
-    squares, count = objective.objective.squared_residuals()
-    warnings.warn(
+    squares, count = objective.squared_residuals()
+    warn(
         f"sigma_squared={float(chosen['sigma_squared']):.3g} contradicts the residuals: they have "
         f"a mean square of {squares / count:.3g}, {misfit:.2g} times what the predictions say. "
         "sigma_squared is a variance, in the units of the target squared; where prior_arguments "
         "leaves it out, the evidence or calibration_objective='nll' chooses it",
         CalibrationWarning,
-        stacklevel=outside(),
     )
 
 
 @model_jit
-def _misfit(objective: Any, chosen: Mapping[str, Any]) -> jax.Array:
-    misfit: jax.Array = objective.misfit(chosen)
-    return misfit
+def _misfit(objective: Objective, chosen: Mapping[str, PyTree]) -> jax.Array:
+    return objective.misfit(chosen)

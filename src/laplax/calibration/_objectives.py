@@ -36,7 +36,6 @@ from ..priors import PriorArguments
 from ..pushforward import (
     Moments,
     PredictiveFamily,
-    Recipe,
     jacobian_for,
     make_fields,
     predict,
@@ -48,7 +47,8 @@ from ._table import prior_variance, tabulate
 # Decades of a grid of ratios. The evidence is best at gamma / |theta|^2, gamma from a few to P,
 # where the natural scale has P. Predictions: above the natural ratio noise is all there is, and
 # below it are the directions that the data determine.
-BY_WEIGHTS, BY_OUTPUTS = (-5.0, 4.0), (-7.0, 2.0)
+BY_WEIGHTS = (-5.0, 4.0)
+BY_OUTPUTS = (-7.0, 2.0)
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -60,7 +60,7 @@ class EvidenceObjective(WeakInside):
     fit: DataFit
     model: Model = static()
 
-    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def __call__(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The value to be minimised."""
         return -log_evidence(self.posterior_fn, prior_arguments, self.fit)
 
@@ -80,7 +80,7 @@ class EvidenceObjective(WeakInside):
         """Their sum, and how many there are."""
         return 2 * float(self.fit.loss), float(self.fit.count)
 
-    def asked_noise(self, prior_arguments: Mapping[str, Any], by_ratio: bool) -> jax.Array:
+    def asked_noise(self, prior_arguments: Mapping[str, PyTree], by_ratio: bool) -> jax.Array:
         """The noise that maximises the evidence if it is this one.
 
         At a fixed ratio, (sum of squares + ratio |theta - mu0|^2) / N, whatever the noise is; at
@@ -88,16 +88,15 @@ class EvidenceObjective(WeakInside):
         """
         arguments = self.posterior_fn.parse(prior_arguments)
         dtype = arguments.sigma_squared.dtype
-        squares, count = 2 * self.fit.loss.astype(dtype), self.fit.count.astype(dtype)
-        c = arguments.likelihood_scale
-        if not by_ratio:
-            return (squares + self._effective_parameters(arguments) / c) / count
-        energy = self.posterior_fn.at(arguments).precision.prior_energy(
-            prior_offset(self.posterior_fn, arguments)
-        )
-        return (squares + energy / c) / count
+        if by_ratio:
+            precision = self.posterior_fn.at(arguments).precision
+            taken = precision.prior_energy(prior_offset(self.posterior_fn, arguments))
+        else:
+            taken = self._effective_parameters(arguments)
+        squares = 2 * self.fit.loss.astype(dtype)
+        return (squares + taken / arguments.likelihood_scale) / self.fit.count.astype(dtype)
 
-    def misfit(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def misfit(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The mean squared residual over what the noise lets expect, gamma of N being fitted.
 
         Weights that were trained under another prior may have used up less, so that anything
@@ -136,36 +135,43 @@ class PredictiveObjective(WeakInside):
     kept: Kept | None  # by a mask
     metric: Metric = static()
     fields: tuple[str, ...] = static()
-    transform: Callable[[jax.Array], jax.Array] = static()
+    aims_at_one: bool = (
+        static()
+    )  # a mean squared standardised residual is right at one, not at zero
 
     @property
     def model(self) -> Model:
         """The model whose predictions are judged."""
         return self.predictive.model
 
-    def __call__(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def __call__(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The value to be minimised."""
-        prediction = self._predict(prior_arguments, self.fields)
-        observed = observe(self.predictive.recipe, prediction, self.target, self.kept)
-        return self.transform(self.metric.finalise(self.metric.batch(observed)))
+        score = self._score(self.metric, prior_arguments)
+        return jnp.abs(score - 1) if self.aims_at_one else score
+
+    def _score(self, metric: Metric, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
+        recipe = self.predictive.recipe
+        prediction = self._predict(prior_arguments, needed_fields([metric], recipe))
+        observed = observe(recipe, prediction, self.target, self.kept)
+        return metric.finalise(metric.batch(observed))
 
     def _predict(
-        self, prior_arguments: Mapping[str, Any], fields: tuple[str, ...]
+        self, prior_arguments: Mapping[str, PyTree], fields: tuple[str, ...]
     ) -> Mapping[str, jax.Array]:
         p = self.predictive
         arguments = p.posterior_fn.parse(prior_arguments)
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
             return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
-        c, prior = arguments.likelihood_scale, arguments.precision
-        f, cov = self.output, None
+        f = self.output
+        cov = None
         if p.recipe.needs_cov(fields):
-            flat = self.projection.covariance(c, prior).astype(f.dtype)
+            flat = self.projection.covariance(arguments.likelihood_scale, arguments.precision)
+            cov = flat.astype(f.dtype).reshape(*f.shape, *f.shape[1:])
             var = diagonal(flat)
-            cov = flat.reshape(*f.shape, *f.shape[1:])
         else:
-            var = self.projection.marginal(c, prior).astype(f.dtype)
-        moments = Moments(f, f, var.reshape(f.shape), cov, None)
+            var = self.projection.marginal(arguments.likelihood_scale, arguments.precision)
+        moments = Moments(f, f, var.astype(f.dtype).reshape(f.shape), cov, None)
         return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
 
     # -- the noise ----------------------------------------------------------------------------
@@ -189,7 +195,7 @@ class PredictiveObjective(WeakInside):
         residual = residual if self.kept is None else residual[tuple(map(np.asarray, self.kept))]
         return float(np.sum(np.square(residual))), float(residual.size)
 
-    def asked_noise(self, prior_arguments: Mapping[str, Any], by_ratio: bool) -> jax.Array:
+    def asked_noise(self, prior_arguments: Mapping[str, PyTree], by_ratio: bool) -> jax.Array:
         """The noise at which the squared residuals are the total variances, on average.
 
         That of the best NLL, too, where all variances are proportional to the noise.
@@ -198,13 +204,9 @@ class PredictiveObjective(WeakInside):
         noise = jnp.asarray(prior_arguments["sigma_squared"])
         return noise * self.misfit(prior_arguments).astype(noise.dtype)
 
-    def misfit(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def misfit(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The mean squared standardised residual."""
-        metric = get_metric("chi_squared", "regression")
-        fields = needed_fields([metric], self.predictive.recipe)
-        prediction = self._predict(prior_arguments, fields)
-        observed = observe(self.predictive.recipe, prediction, self.target, self.kept)
-        return metric.finalise(metric.batch(observed))
+        return self._score(get_metric("chi_squared", "regression"), prior_arguments)
 
     def bytes_per_point(self) -> int:
         """Temporaries of one point of a grid: outputs, covariances, sampled logits."""
@@ -217,23 +219,21 @@ class PredictiveObjective(WeakInside):
         return size
 
 
-def _same(value: jax.Array) -> jax.Array:
-    return value
-
-
-def _distance_from_one(value: jax.Array) -> jax.Array:
-    return jnp.abs(value - 1)
+Objective = EvidenceObjective | PredictiveObjective
 
 
 def predictive_objective(
-    objective: Any, predictive: PredictiveFamily, data: Batch
+    objective: str | Metric | Callable, predictive: PredictiveFamily, data: Batch
 ) -> PredictiveObjective:
     """Project the Jacobians of the held-out inputs, once."""
     kept = kept_entries(data)
     if kept is not None and not kept[0].size:
         raise ValueError(NOTHING_LEFT)
-    recipe, model = predictive.recipe, predictive.model
-    metric, transform = resolve_objective(objective, recipe)
+    recipe = predictive.recipe
+    if isinstance(objective, str):
+        objective = str(as_member(CalibrationObjective, objective, "calibration_objective"))
+    metric = as_metric(objective, recipe)
+    check_metric(getattr(objective, "__name__", str(objective)), metric, recipe)
     fields = needed_fields([metric], recipe)
     projection = output = None
     # Sampled functions are drawn as the returned predictive will draw them, not in the eigenbasis.
@@ -242,24 +242,18 @@ def predictive_objective(
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
         projection, output = _project(predictive, data, fields)
     if output is None:
-        output = _outputs(model, predictive.posterior_fn.mean, data.input)
+        output = _outputs(predictive.model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
-        predictive, projection, output, data.input, data.target, kept, metric, fields, transform
+        predictive,
+        projection,
+        output,
+        input=data.input,
+        target=data.target,
+        kept=kept,
+        metric=metric,
+        fields=fields,
+        aims_at_one=objective == CalibrationObjective.CHI_SQUARED,
     )
-
-
-def resolve_objective(
-    objective: Any, recipe: Recipe
-) -> tuple[Metric, Callable[[jax.Array], jax.Array]]:
-    """The metric behind an objective, and how its value becomes something to minimise."""
-    transform = _same
-    if isinstance(objective, str):
-        objective = str(as_member(CalibrationObjective, objective, "calibration_objective"))
-        # The mean squared standardised residual is right at one, not at zero.
-        transform = _distance_from_one if objective == "chi_squared" else _same
-    metric = as_metric(objective, recipe)
-    check_metric(getattr(objective, "__name__", str(objective)), metric, recipe)
-    return metric, transform
 
 
 @functools.partial(model_jit, static_argnums=(0,))

@@ -4,14 +4,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .._data import whole_batch
+import jax.numpy as jnp
+
+from .._engine.samples import whole_batch
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from .._tree import PyTree
 from ..evidence import evidence_sums
 from ..pushforward import PredictiveFamily
 from ._chosen import Calibrated
 from ._methods import GradientDescent, GridSearch, Method
-from ._noise import natural_scale, noisy_objective, warn_if_contradicted
-from ._objectives import EvidenceObjective, PredictiveObjective, predictive_objective
+from ._noise import NoisyObjective, Searched, natural_scale, warn_if_contradicted
+from ._objectives import EvidenceObjective, Objective, predictive_objective
 
 METHODS: dict[str, type[Method]] = {
     CalibrationMethod.GRID_SEARCH: GridSearch,
@@ -37,7 +40,7 @@ def calibrate(
     data: Any,
     objective: Any,
     method: str | Method,
-    prior_arguments: Mapping[str, Any] | None,
+    prior_arguments: Mapping[str, PyTree] | None,
     progress: bool | None,
 ) -> tuple[Calibrated, PredictiveFamily]:
     """The best prior arguments, and the predictive with the record of the search."""
@@ -51,25 +54,27 @@ def calibrate(
     if noise_by_grid and target is CalibrationObjective.CHI_SQUARED:
         # The noise brings it to one at every prior precision; among those the NLL tells.
         target = CalibrationObjective.NLL
-    to_minimise: Any = _make_objective(predictive, data, target, progress)
+    judged = _make_objective(predictive, data, target, progress)
     # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
     # factorisation in single precision could fail although the eigenvalues served.
-    searched = getattr(to_minimise, "predictive", predictive)
+    searched = getattr(judged, "predictive", predictive)
     start = {"prior_prec": 1.0}
+    to_minimise: Searched = judged
     if has_noise:
         dtype = predictive.posterior_fn.space.dtype
-        start = natural_scale(to_minimise, searched.posterior_fn, fixed)
-        to_minimise = noisy_objective(to_minimise, start, chooses_noise, dtype)
+        start = natural_scale(judged, searched.posterior_fn, fixed)
+        scale = {name: jnp.asarray(value, dtype) for name, value in start.items()}
+        to_minimise = NoisyObjective(judged, scale, chooses_noise)
     best, trace = search.search(to_minimise, {**start, **fixed}, progress)
     if has_noise and not noise_by_grid:
-        warn_if_contradicted(to_minimise, best)
+        warn_if_contradicted(judged, best)
     chosen = Calibrated(best, predictive.recipe, predictive.key)
     return chosen, dataclasses.replace(searched, trace=trace)
 
 
 def _make_objective(
     predictive: PredictiveFamily, data: Any, target: Any, progress: bool | None
-) -> EvidenceObjective | PredictiveObjective:
+) -> Objective:
     posterior_fn = predictive.posterior_fn
     if target is EVIDENCE:
         fit = evidence_sums(posterior_fn, predictive.model, data, progress)
@@ -78,7 +83,7 @@ def _make_objective(
     return predictive_objective(target, predictive, whole_batch(problem.data))
 
 
-def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, Any]) -> Any:
+def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, PyTree]) -> Any:
     if isinstance(objective, str):
         objective = as_member(CalibrationObjective, objective, "calibration_objective")
     if objective is EVIDENCE and isinstance(method, GradientDescent):
@@ -96,7 +101,7 @@ def _resolve_method(method: Any) -> Method:
     raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
 
 
-def _refuse_temperature(initial: Mapping[str, Any]) -> None:
+def _refuse_temperature(initial: Mapping[str, PyTree]) -> None:
     """p(D | theta)^(1 / temperature) is no density of D: it improves without end."""
     if "temperature" in initial:
         raise ValueError(

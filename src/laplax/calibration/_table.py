@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from .._tree import pytree
 from ..structures import Projection
 
-LOG_MIN, LOG_MAX = math.log(1e-8), math.log(1e8)  # of tau / c, in the table's unit
+LOG_MIN = math.log(1e-8)  # of tau / c, in the table's unit
+LOG_MAX = math.log(1e8)
 NODES = 129  # eight per decade
 STEP = (LOG_MAX - LOG_MIN) / (NODES - 1)
 

@@ -4,18 +4,21 @@ Whitening by a kernel matrix makes the objective stiff (condition numbers of 1e6
 first-order steps stop far above the minimum. In the objective's own curvature it is not stiff.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from .._data import Batch
 from .._engine.linalg import cho_solve, cholesky
+from .._engine.loops import num_rows
+from .._engine.memo import model_jit
+from .._optim import Step, stacked
+from .._space import ParamSpace
 from .._tree import PyTree
-from ..likelihoods import weigh
-from ._objective import FSPObjective, Parts
+from ..curvature import GGN, LocalCurvature
+from ._objective import FSPObjective, Parts, value_and_parts
 
 DAMPING_DECREASE = 1 / 3  # after a step that lowered the objective
 DAMPING_INCREASE = 4.0  # after one that did not
@@ -24,106 +27,86 @@ FIRST_DAMPING = 1e-3  # relative to the largest curvature of a row
 ROWS_LIMIT = 4 * 2**30  # bytes
 
 
+class Attempt(NamedTuple):
+    """Where a step of some damping leads, and whether the objective is lower there."""
+
+    tries: int | jax.Array
+    damping: jax.Array
+    params: PyTree
+    parts: Parts
+    lowered: jax.Array
+
+
 def gauss_newton_steps(
     objective: FSPObjective, params: PyTree, batch: Batch, points: PyTree, outputs: int
-) -> Iterator[tuple[PyTree, Parts]]:
-    """Parameters and objective after each Levenberg-Marquardt step; ends when none lowers it."""
-    flat, unravel = ravel_pytree(params)
-    _check_size(batch, points, outputs, flat)
-    step = _make_step(unravel)
-    damping = jnp.zeros((), flat.dtype)
+) -> Iterator[Step]:
+    """Levenberg-Marquardt steps and the objective after each; ends when none lowers it."""
+    space = ParamSpace.of(params)
+    _check_size((batch.num_examples + num_rows(points)) * outputs, space)
+    damping = jnp.zeros((), space.dtype)
     while True:
-        flat, damping, parts, lowered = step(objective.weakly(), flat, damping, batch, points)
+        _, damping, params, parts, lowered = _step(objective, params, damping, batch, points)
         if not bool(lowered):
             return
-        yield unravel(flat), parts
+        yield Step(params, stacked(parts), (batch, points))
 
 
-def _check_size(batch: Batch, points: PyTree, outputs: int, flat: jax.Array) -> None:
-    count = jax.tree.leaves(points)[0].shape[0]
-    rows = (batch.num_examples + count) * outputs
-    size = rows * flat.size * flat.dtype.itemsize
+def _check_size(rows: int, space: ParamSpace) -> None:
+    size = rows * space.size * space.dtype.itemsize
     if size > ROWS_LIMIT:
         raise ValueError(
             f"optimizer='gauss_newton' keeps one gradient per output of every example and context "
-            f"point: {rows:,} x {flat.size:,} numbers, {size / 2**30:.1f} GiB, over the limit of "
+            f"point: {rows:,} x {space.size:,} numbers, {size / 2**30:.1f} GiB, over the limit of "
             f"{ROWS_LIMIT / 2**30:.0f} GiB. Use fewer context points, or an optax optimiser with "
             "batch_size=..."
         )
 
 
-def _make_step(unravel: Callable[[jax.Array], PyTree]) -> Callable[..., Any]:
-    @jax.jit
-    def step(
-        objective: FSPObjective,
-        flat: jax.Array,
-        damping: jax.Array,
-        batch: Batch,
-        points: PyTree,
-    ) -> tuple[jax.Array, jax.Array, Parts, jax.Array]:
-        def value(flat: jax.Array) -> tuple[jax.Array, Parts]:
-            parts = objective.parts(unravel(flat), batch, points)
-            return parts.value, parts
+@model_jit
+def _step(
+    objective: FSPObjective, params: PyTree, damping: jax.Array, batch: Batch, points: PyTree
+) -> Attempt:
+    """The first attempt that lowers the objective, the damping raised after every other one."""
+    space = ParamSpace.of(params)
+    slope, start = jax.grad(value_and_parts, has_aux=True)(params, objective, batch, points)
+    gradient = space.flatten(slope)
+    rows = _curvature_rows(objective, space, params, batch, points)
+    gram = rows @ rows.T if _few(rows) else rows.T @ rows
+    first = FIRST_DAMPING * jnp.max(jnp.sum(jnp.square(rows), axis=1))
 
-        (start, parts), gradient = jax.value_and_grad(value, has_aux=True)(flat)
-        rows = _curvature_rows(objective, unravel, flat, batch, points)
-        gram = rows @ rows.T if _few(rows) else rows.T @ rows
-        first = FIRST_DAMPING * jnp.max(jnp.sum(jnp.square(rows), axis=1))
-        damping = jnp.where(damping > 0, damping, first)
+    def attempt(last: Attempt) -> Attempt:
+        change = space.unflatten(_damped_solve(rows, gram, last.damping, gradient))
+        new = jax.tree.map(jnp.subtract, params, change)
+        parts = objective.parts(new, batch, points)
+        lowered = parts.value < start.value  # False for NaN, too
+        factor = jnp.where(lowered, DAMPING_DECREASE, DAMPING_INCREASE).astype(gram.dtype)
+        return Attempt(last.tries + 1, factor * last.damping, new, parts, lowered)
 
-        def attempt(state: Any) -> Any:
-            tries, damping, *_ = state
-            new = flat - _damped_solve(rows, gram, damping, gradient)
-            reached, parts = value(new)
-            lowered = reached < start  # False for NaN, too
-            return (
-                tries + 1,
-                jnp.where(lowered, damping, DAMPING_INCREASE * damping),
-                new,
-                parts,
-                lowered,
-            )
+    def refused(last: Attempt) -> jax.Array:
+        return ~last.lowered & (last.tries < MAX_TRIES)
 
-        def refused(state: Any) -> jax.Array:
-            return ~state[-1] & (state[0] < MAX_TRIES)
-
-        start_state = (0, damping, flat, parts, jnp.zeros((), bool))
-        _, damping, new, reached, lowered = jax.lax.while_loop(refused, attempt, start_state)
-        return new, damping * DAMPING_DECREASE, reached, lowered
-
-    return step
+    damping = jnp.where(damping > 0, damping, first)
+    none = Attempt(0, damping, params, start, jnp.zeros((), bool))
+    return jax.lax.while_loop(refused, attempt, none)
 
 
 def _curvature_rows(
-    objective: FSPObjective,
-    unravel: Callable[[jax.Array], PyTree],
-    flat: jax.Array,
-    batch: Batch,
-    points: PyTree,
+    objective: FSPObjective, space: ParamSpace, params: PyTree, batch: Batch, points: PyTree
 ) -> jax.Array:
     """A with A^T A the Gauss-Newton matrix: S^T J of the data above C^-1 J of the points."""
-    model, likelihood = objective.model, objective.likelihood
+    model = objective.model
+    likelihood = objective.likelihood
     noise = jnp.asarray(objective.sigma_squared if likelihood.has_noise else 1.0)
-    scale = jnp.asarray(objective.num_total_samples / batch.num_counted, noise.dtype)
-    root = jnp.sqrt(scale / noise)
+    data = LocalCurvature(params, GGN(), model, likelihood, space).rows(batch)
+    root = jnp.sqrt(objective.batch_scale(batch).astype(noise.dtype) / noise)
 
-    def factor(f: jax.Array, y: jax.Array, *weight: jax.Array) -> jax.Array:
-        S = weigh(likelihood.hessian_factor(f, y), jnp.sqrt(weight[0]) if weight else None)
-        return root.astype(f.dtype) * S
+    def output(flat: jax.Array, x: PyTree) -> jax.Array:
+        return model.one(x, space.unflatten(flat)).ravel()
 
-    weights = () if batch.weight is None else (batch.weight,)
-    factors = jax.vmap(factor)(model.batch(batch.input, unravel(flat)), batch.target, *weights)
-
-    def whitened(flat: jax.Array) -> jax.Array:
-        params = unravel(flat)
-        data = jax.vmap(lambda f, S: jnp.tensordot(f, S, f.ndim))(
-            model.batch(batch.input, params), factors
-        )
-        f = model.batch(points, params)
-        prior = objective.prior.whitened(f.reshape(f.shape[0], -1), points)
-        return jnp.concatenate([data.ravel(), prior.ravel()])
-
-    return jax.jacrev(whitened)(flat)
+    J = jax.vmap(jax.jacrev(output), (None, 0))(space.flatten(params), points)
+    whiten = jax.vmap(lambda column: objective.prior.whitened(column, points), -1, -1)
+    prior = whiten(J).reshape(-1, space.size)
+    return jnp.concatenate([root.astype(data.dtype) * data, prior.astype(data.dtype)])
 
 
 def _damped_solve(

@@ -1,6 +1,6 @@
 """K(C, C) as a product with vectors, and its Lanczos decomposition."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +8,21 @@ import jax.numpy as jnp
 from .._engine.chunks import Work, cut
 from .._engine.lanczos import random_direction, tridiagonalise
 from .._engine.linalg import eigh
-from .._engine.loops import map_over
+from .._engine.loops import map_over, num_rows
 from .._tree import PyTree
-from ._kernels import KernelFn, gram
-from ._prior import Component
+from ._checks import check_definite
+from ._kernels import KernelFn, gram, gram_diagonal
 
 
 class KernelMatrix:
     """v -> K(x, x) v. The matrix is kept if it fits the budget, else computed block by block."""
 
-    def __init__(self, kernel: KernelFn, x: PyTree, dtype: Any, memory_budget: int) -> None:
+    def __init__(self, kernel: KernelFn, x: PyTree, dtype: jnp.dtype, memory_budget: int) -> None:
         self.kernel = kernel
         self.x = x
-        count = jax.tree.leaves(x)[0].shape[0]
-        row = count * jnp.dtype(dtype).itemsize
+        self.trace = jnp.sum(gram_diagonal(kernel, x).astype(dtype))
+        count = num_rows(x)
+        row = count * dtype.itemsize
         self.matrix = _gram(kernel, x) if count * row <= memory_budget else None
         self.chunks = cut(Work(4 * row), count, memory_budget)  # a row, its distances, copies
 
@@ -53,33 +54,31 @@ class Decomposition(NamedTuple):
         """L of the paper: L L^T ~= K^-1 on the span of Q."""
         return self.vectors * jax.lax.rsqrt(self.values)[None]
 
-    def rest(self, g: jax.Array) -> jax.Array:
-        """What of g (n, k) lies outside of Q."""
-        return g - self.vectors @ (self.vectors.T @ g)
+    def outside(self, g: jax.Array) -> jax.Array:
+        """g^T (I - Q Q^T) g / floor: what the prior says of g (n,) or (n, k) outside of Q."""
+        rest = g - self.vectors @ (self.vectors.T @ g)
+        return rest.T @ rest / self.floor
 
     def squared_norm(self, g: jax.Array) -> jax.Array:
         """The squared norm of g under the kernel: `g^T K^-1 g`."""
-        inside = jnp.square(self.vectors.T @ g) / self.values
-        return jnp.sum(inside) + jnp.sum(jnp.square(self.rest(g[:, None]))) / self.floor
+        return jnp.sum(jnp.square(self.vectors.T @ g) / self.values) + self.outside(g)
 
 
 def decompose(
-    component: Component,
     matrix: KernelMatrix,
-    diagonal: jax.Array,
+    scale: jax.Array,
     noise: jax.Array,
     start: jax.Array,
     rank: int,
     key: jax.Array,
     progress: bool | None,
 ) -> Decomposition:
-    """`rank` products of Lanczos from `start`.
+    """scale K + noise I by `rank` products of Lanczos from `start`.
 
     It goes on where the kernel is exhausted: those directions have the variance of the jitter, and
     the network needs them to undo what its Jacobian adds to the smooth ones. What lies outside
     keeps its mean eigenvalue, so that it counts as a prior, not as freedom.
     """
-    scale = component.scale.astype(start.dtype)
 
     def product(rows: jax.Array) -> jax.Array:
         return (scale * matrix.mv(rows[0]) + noise * rows[0])[None]
@@ -88,21 +87,10 @@ def decompose(
     basis, alpha, beta = tridiagonalise(product, start, rank, spare, progress)
     off = jnp.diag(beta[:-1], 1)
     values, turn = eigh(jnp.diag(alpha) + off + off.T)
-    total = scale * jnp.sum(diagonal) + start.size * noise
-    check_definite(values, noise, float(total) / start.size)
+    total = scale * matrix.trace + start.size * noise
+    level = float(noise)
+    check_definite(float(values[0]) - level, float(total) / start.size - level, level)
     outside = max(start.size - rank, 1)
     floor = jnp.maximum((total - jnp.sum(alpha)) / outside, noise)
     captured = 1 - outside * (floor - noise) / total
     return Decomposition(basis.T @ turn, jnp.maximum(values, noise), floor, captured)
-
-
-def check_definite(values: jax.Array, noise: jax.Array, mean: float) -> None:
-    """Ritz values of K + noise I show a negative eigenvalue of K."""
-    smallest, level = float(values[0]), float(noise)
-    if smallest > 0:
-        return
-    raise ValueError(
-        f"the kernel is not positive definite on the context points: smallest eigenvalue "
-        f"{smallest - level:.3g}, mean variance {mean - level:.3g}. A jitter of at least "
-        f"{2 * (level - smallest) / (mean - level):.1e} would mend it: GPPrior(kernel, jitter=...)"
-    )

@@ -136,8 +136,8 @@ class White(Kernel):
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """Equality is that of all entries."""
-        a, b = _flat(x), _flat(y)
-        return jnp.where(jnp.all(a == b), _like(self.variance, a), 0)
+        difference = _difference(x, y)
+        return jnp.where(jnp.all(difference == 0), _like(self.variance, difference), 0)
 
 
 @pytree
@@ -148,14 +148,15 @@ class Linear(Kernel):
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """The scaled inner product; `variance` may be one number per entry."""
-        a, b = _flat(x), _flat(y)
-        return jnp.sum(_per_entry(self.variance, a, "variance") * a * b)
+        products = _flat(x) * _flat(y)
+        return jnp.sum(_per_entry(self.variance, products, "variance") * products)
 
 
+@pytree
 class Stationary(Kernel):
     """A function of the distance |(x - y) / length_scale|, one at distance zero."""
 
-    length_scale: Any
+    length_scale: Any = 1.0
 
     @abc.abstractmethod
     def profile(self, square: jax.Array) -> jax.Array:
@@ -163,16 +164,12 @@ class Stationary(Kernel):
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """`length_scale` is a number or one per entry of the input."""
-        a, b = _flat(x), _flat(y)
-        scaled = (a - b) / _per_entry(self.length_scale, a, "length_scale")
-        return self.profile(jnp.sum(jnp.square(scaled)))
+        return self.profile(_squared_norm(_difference(x, y), self.length_scale))
 
 
 @pytree
 class RBF(Stationary):
     """exp(-r^2 / 2)."""
-
-    length_scale: Any = 1.0
 
     def profile(self, square: jax.Array) -> jax.Array:
         """Of the squared distance itself."""
@@ -183,8 +180,6 @@ class RBF(Stationary):
 class Matern12(Stationary):
     """exp(-r)."""
 
-    length_scale: Any = 1.0
-
     def profile(self, square: jax.Array) -> jax.Array:
         """Continuous, nowhere differentiable functions."""
         return jnp.exp(-_root(square))
@@ -193,8 +188,6 @@ class Matern12(Stationary):
 @pytree
 class Matern32(Stationary):
     """(1 + s) exp(-s) with s = sqrt(3) r."""
-
-    length_scale: Any = 1.0
 
     def profile(self, square: jax.Array) -> jax.Array:
         """Once differentiable functions."""
@@ -206,8 +199,6 @@ class Matern32(Stationary):
 class Matern52(Stationary):
     """(1 + s + s^2 / 3) exp(-s) with s = sqrt(5) r."""
 
-    length_scale: Any = 1.0
-
     def profile(self, square: jax.Array) -> jax.Array:
         """Twice differentiable functions."""
         s = _root(5 * square)
@@ -218,7 +209,6 @@ class Matern52(Stationary):
 class RationalQuadratic(Stationary):
     """(1 + r^2 / (2 alpha))^-alpha: a mixture of length scales."""
 
-    length_scale: Any = 1.0
     alpha: Any = 1.0
 
     def profile(self, square: jax.Array) -> jax.Array:
@@ -236,15 +226,23 @@ class Periodic(Kernel):
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """Both hyperparameters are numbers or one per entry of the input."""
-        a, b = _flat(x), _flat(y)
-        waves = jnp.sin(jnp.pi * (a - b) / _per_entry(self.period, a, "period"))
-        scaled = waves / _per_entry(self.length_scale, a, "length_scale")
-        return jnp.exp(-2 * jnp.sum(jnp.square(scaled)))
+        difference = _difference(x, y)
+        waves = jnp.sin(jnp.pi * difference / _per_entry(self.period, difference, "period"))
+        return jnp.exp(-2 * _squared_norm(waves, self.length_scale))
 
 
 def _flat(x: Any) -> jax.Array:
     array = jnp.ravel(jnp.asarray(x))
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def _difference(x: PyTree, y: PyTree) -> jax.Array:
+    return _flat(x) - _flat(y)
+
+
+def _squared_norm(difference: jax.Array, length_scale: Any) -> jax.Array:
+    scaled = difference / _per_entry(length_scale, difference, "length_scale")
+    return jnp.sum(jnp.square(scaled))
 
 
 def _like(value: Any, x: jax.Array) -> jax.Array:

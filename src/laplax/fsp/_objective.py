@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._arguments import whole_number
 from .._data import Batch, as_batch
 from .._engine.arrays import is_concrete
 from .._engine.memo import WeakInside
@@ -48,26 +49,32 @@ class FSPObjective(WeakInside):
         """The scaled negative log-likelihood, and half the squared RKHS norm."""
         examples = batch if isinstance(batch, Batch) else as_batch(batch)
         f = self.model.batch(examples.input, params)
-        fits = jax.vmap(self.likelihood.data_fit)(
-            f, examples.target, *(() if examples.weight is None else (examples.weight,))
-        )
+        fits = jax.vmap(self.likelihood.data_fit)(f, examples.target, examples.weight)
         fit = jax.tree.map(jnp.sum, fits)
         noise = jnp.asarray(self.sigma_squared).astype(f.dtype)
-        scale = jnp.asarray(self.num_total_samples / examples.num_counted, f.dtype)
-        nll = -scale * self.likelihood.log_likelihood(fit, noise)
+        nll = -self.batch_scale(examples).astype(f.dtype) * self.likelihood.log_likelihood(
+            fit, noise
+        )
         return Parts(nll, self.energy(params, context))
+
+    def batch_scale(self, batch: Batch) -> jax.Array:
+        """What the sum over a batch is multiplied with to stand for all data."""
+        return jnp.asarray(self.num_total_samples / batch.num_counted)
 
     def energy(self, params: PyTree, context: PyTree) -> jax.Array:
         """1/2 (f(C) - m(C))^T (K + jitter)^-1 (f(C) - m(C)); NaN if the kernel is not definite."""
-        return prior_energy(self.prior, self.model, params, context)
+        f = self.model.batch(context, params)
+        residual = f - self.prior.mean_at(context, f.shape[1:], f.dtype)
+        white = self.prior.whitened(residual.reshape(f.shape[0], -1), context)
+        return 0.5 * jnp.sum(jnp.square(white))
 
 
-def prior_energy(prior: GPPrior, model: Model, params: PyTree, context: PyTree) -> jax.Array:
-    """Half the squared RKHS norm of the network's function at the context points."""
-    f = model.batch(context, params)
-    residual = f - prior.mean_at(context, f.shape[1:], f.dtype)
-    white = prior.whitened(residual.reshape(f.shape[0], -1), context)
-    return 0.5 * jnp.sum(jnp.square(white))
+def value_and_parts(
+    params: PyTree, objective: FSPObjective, batch: Batch, context: PyTree
+) -> tuple[jax.Array, Parts]:
+    """The objective as a loss with a record, for the steps of an optimiser."""
+    parts = objective.parts(params, batch, context)
+    return parts.value, parts
 
 
 def fsp_objective(
@@ -98,12 +105,15 @@ def fsp_objective(
         >>> print(f"{objective(jnp.asarray(1.0), (x, x), x):.3f}")
         2.629
     """
-    if num_total_samples < 1:
-        raise ValueError(f"num_total_samples must be at least 1; got {num_total_samples}")
     likelihood = as_likelihood(loss_fn)
     check_noise(likelihood, sigma_squared)
-    model = Model(model_fn, vmap_over_data)
-    return FSPObjective(as_prior(prior), sigma_squared, model, likelihood, num_total_samples)
+    return FSPObjective(
+        prior=as_prior(prior),
+        sigma_squared=sigma_squared,
+        model=Model(model_fn, vmap_over_data),
+        likelihood=likelihood,
+        num_total_samples=whole_number(num_total_samples, "num_total_samples"),
+    )
 
 
 def check_noise(likelihood: Likelihood, sigma_squared: Any) -> None:

@@ -1,8 +1,8 @@
 """`fsp_laplace`: the posterior of a network under a Gaussian-process prior on its function."""
 
+import dataclasses
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from .._api import _resolve, finish, make_operator
+from .._arguments import warn, whole_number
 from .._chain import PosteriorFn
 from .._data import Batch
-from .._engine.chunks import MEMORY_BUDGET, Chunks, cut, total_memory
+from .._engine.chunks import MEMORY_BUDGET, total_memory
 from .._engine.linalg import eigenpairs_of_rows, eigh
-from .._engine.loops import map_over, sum_over
-from .._engine.memo import model_jit
-from .._model import Model
+from .._engine.loops import map_over, num_rows
+from .._engine.samples import spread
 from .._problem import make_problem
-from .._space import ParamSpace
 from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
 from ..likelihoods import Likelihood, weigh
@@ -27,8 +26,7 @@ from ..structures import Core, FunctionSpace
 from ..subset import Subset
 from ._checks import FSPWarning, check_context, check_kernels, warn_if_uncovered
 from ._kernel_matrix import Decomposition, KernelMatrix, decompose
-from ._kernels import gram_diagonal
-from ._prior import GPPrior, as_prior
+from ._prior import Component, GPPrior, as_prior, unique_kernels
 
 GIB = 2**30
 DEFAULT_RANK = 256
@@ -104,8 +102,7 @@ def fsp_laplace(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
     points = check_context(context, problem)
-    outputs = math.prod(problem.output.shape)
-    check_kernels(checked, points, problem.output.shape)
+    output = problem.output.shape
     operator = make_operator(
         problem,
         measured,
@@ -115,22 +112,21 @@ def fsp_laplace(
         memory_budget=memory_budget,
         progress=progress,
     )
-    count = jax.tree.leaves(points)[0].shape[0]
-    steps = _check_rank(rank, count)
-    _check_memory(operator, steps * outputs, steps)
+    dtype = operator.space.dtype
+    check_kernels(checked, spread(points, 16), output, checked.relative_jitter(dtype))
+    steps = _check_rank(rank, num_rows(points))
+    _check_memory(operator, steps * math.prod(output), steps)
     operator.require_passes("fsp_laplace")
     warn_if_uncovered(points, problem.first.input)
-    view = _View(operator, points, memory_budget)
     chosen = jax.random.key(0) if key is None else key
-    structure, diagnostics = _fit(view, checked, steps, chosen)
+    structure, diagnostics = _fit(operator, points, checked, steps, chosen)
     return finish(problem, operator, structure, diagnostics)
 
 
 def _check_rank(rank: int | None, count: int) -> int:
     if rank is None:
         return min(DEFAULT_RANK, count)
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1; got {rank}")
+    rank = whole_number(rank, "rank")
     if rank > count:
         raise ValueError(
             f"rank={rank} is more than the {count} context points: the prior has no more "
@@ -151,65 +147,29 @@ def _check_memory(operator: CurvatureOperator, columns: int, rank: int) -> None:
         )
 
 
-class _View:
-    """The linearised network at the context points."""
-
-    def __init__(self, operator: CurvatureOperator, points: PyTree, memory_budget: int) -> None:
-        self.operator = operator
-        self.points = points
-        self.memory_budget = memory_budget
-        self.local = operator.local
-        self.space = operator.space
-        self.count = jax.tree.leaves(points)[0].shape[0]
-
-    def outputs(self) -> jax.Array:
-        """f(C), (n, *out)."""
-        return _outputs(self.local.model, self.local.params, self.points)
-
-    def push(self, V: jax.Array) -> jax.Array:
-        """J(C) v for the rows of V (k, P): (n, C, k)."""
-        moved: jax.Array = map_over(_moved, self.points, self._chunks(V.shape[0]), self.local, V)
-        return moved
-
-    def curvature(self, V: jax.Array) -> jax.Array:
-        """V G V^T for the rows of V (k, P), as a sum of squares: it cannot be indefinite."""
-        work = self.operator.product_work(V.shape[0])
-        total: jax.Array = self.operator.sum(_curvature_of_batch, work, V)
-        return total
-
-    def pull(self, L: jax.Array, direction: jax.Array) -> jax.Array:
-        """J(C)^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
-        index = jnp.arange(self.count, dtype=jnp.int32)
-        batch = Batch(self.points, index, None, index)
-        chunks = self._chunks(L.shape[1])
-        total: jax.Array = sum_over(_pull_of_batch, batch, chunks, self.local, L, direction)
-        return total
-
-    def _chunks(self, vectors: int) -> Chunks:
-        return cut(self.operator.product_work(vectors), self.count, self.memory_budget)
+def _push(batch: Batch, local: LocalCurvature, V: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """f, (n, *out), and J v for the rows of V (k, P), (n, C, k)."""
+    f, push = jax.linearize(lambda p: local.model.batch(batch.input, p), local.params)
+    moved = jax.vmap(push)(local.space.unflatten(V))  # (k, n, *out)
+    moved = jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1)
+    return f, moved.astype(local.space.dtype)
 
 
-@functools.partial(model_jit, static_argnums=(0,))
-def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
-    return model.batch(points, params)
+def _pull(batch: Batch, local: LocalCurvature, L: jax.Array, direction: jax.Array) -> jax.Array:
+    """J^T (l (x) direction) for the columns l of L (n, k): rows (k, P)."""
+    f, pull = jax.vjp(lambda p: local.model.batch(batch.input, p), local.params)
+
+    def one(column: jax.Array) -> PyTree:
+        cotangent = column[:, None] * direction[None]
+        return pull(cotangent.reshape(f.shape).astype(f.dtype))[0]
+
+    return local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
 
 
-def _moved(part: PyTree, local: LocalCurvature, V: jax.Array) -> jax.Array:
-    return _pushed(local.model, local.space, local.params, part, V)[1]
-
-
-def _pushed(
-    model: Model, space: ParamSpace, params: PyTree, part: PyTree, V: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """f, and J v for the rows of V: (n, C, k)."""
-    f, push = jax.linearize(lambda p: model.batch(part, p), params)
-    moved = jax.vmap(push)(space.unflatten(V))  # (k, n, *out)
-    return f, jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1).astype(space.dtype)
-
-
-def _curvature_of_batch(batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
+def _curvature(batch: Batch, local: LocalCurvature, V: jax.Array) -> jax.Array:
+    """V G V^T for the rows of V (k, P), as a sum of squares: it cannot be indefinite."""
     assert isinstance(local.curvature, OuterProductCurvature)
-    f, moved = _pushed(local.model, local.space, local.params, batch.input, V)
+    f, moved = _push(batch, local, V)
     factor = jax.vmap(functools.partial(local.curvature.factor, local.likelihood))(
         f, batch.target, batch.index
     )
@@ -220,63 +180,82 @@ def _curvature_of_batch(batch: Batch, local: LocalCurvature, V: jax.Array) -> ja
     return rows.T @ rows
 
 
-def _pull_of_batch(
-    batch: Batch, local: LocalCurvature, L: jax.Array, direction: jax.Array
-) -> jax.Array:
-    f, pull = jax.vjp(lambda p: local.model.batch(batch.input, p), local.params)
-
-    def one(column: jax.Array) -> PyTree:
-        cotangent = column[:, None] * direction[None]
-        return pull(cotangent.reshape(f.shape).astype(f.dtype))[0]
-
-    return local.space.flatten(jax.vmap(one)(L[batch.index].T), batch_ndim=1)
-
-
 def _fit(
-    view: _View, prior: GPPrior, rank: int, key: jax.Array
+    operator: CurvatureOperator, points: PyTree, prior: GPPrior, rank: int, key: jax.Array
 ) -> tuple[FunctionSpace, dict[str, Any]]:
     """The steps of the algorithm, in the order of docs/math.md."""
-    f = view.outputs()
-    dtype, outputs = view.space.dtype, math.prod(f.shape[1:])
+    index = jnp.arange(num_rows(points), dtype=jnp.int32)
+    context = Batch(points, index, None, index)
+    at_context = dataclasses.replace(operator, data=context, batch_size=None)
+
+    def push(V: jax.Array) -> tuple[jax.Array, jax.Array]:
+        chunks = at_context.chunks(operator.product_work(V.shape[0]))
+        pushed: tuple[jax.Array, jax.Array] = map_over(_push, context, chunks, operator.local, V)
+        return pushed
+
+    dtype = operator.space.dtype
+    f, slopes = push(jnp.ones((1, operator.size), dtype))
+    outputs = slopes.shape[1]
     parts, rotation = prior.components(outputs)
-    W = jnp.eye(outputs, dtype=dtype) if rotation is None else rotation.astype(dtype)
-    noise = prior.noise(view.points, outputs, dtype)
-    starts = view.push(jnp.ones((1, view.space.size), dtype))[..., 0] @ W
-    matrices: dict[int, tuple[KernelMatrix, jax.Array]] = {}
-    found: list[Decomposition] = []
-    for i, part in enumerate(parts):
-        if id(part.kernel) not in matrices:
-            matrix = KernelMatrix(part.kernel, view.points, dtype, view.memory_budget)
-            diagonal = gram_diagonal(part.kernel, view.points).astype(dtype)
-            matrices[id(part.kernel)] = matrix, diagonal
-        start = _start(starts[:, i], jax.random.fold_in(key, i))
-        known = (part, *matrices[id(part.kernel)], noise, start, rank)
-        found.append(decompose(*known, key, view.operator.progress))
-    _warn_if_short(found, rank)
-    rows = [view.pull(d.inverse_root, W[:, i]) for i, d in enumerate(found)]
+    W = rotation.astype(dtype)
+    noise = prior.noise(points, outputs, dtype)
+    decompositions = _decompose(operator, points, parts, noise, slopes[..., 0] @ W, rank, key)
+    work = operator.product_work(rank)
+    rows = [
+        at_context.sum(_pull, work, d.inverse_root, W[:, i]) for i, d in enumerate(decompositions)
+    ]
     basis, singular = _span(jnp.concatenate(rows))
     del rows
     scaled = (basis / singular[None]).T  # B = U / D
-    seen = view.push(scaled)
-    residual = f - prior.mean_at(view.points, f.shape[1:], f.dtype)
-    residual = residual.reshape(view.count, -1).astype(dtype) @ W
-    outside = _outside(found, jnp.einsum("ncr,ci->inr", seen, W))
+    seen = push(scaled)[1]
+    rotated = jnp.einsum("ncr,ci->inr", seen, W)
+    outside = [d.outside(rotated[i]) for i, d in enumerate(decompositions)]
+    residual = f - prior.mean_at(points, f.shape[1:], f.dtype)
+    residual = residual.reshape(slopes.shape[:2]).astype(dtype) @ W
+    norms = [d.squared_norm(residual[:, i]) for i, d in enumerate(decompositions)]
     core = Core(
-        curvature=view.curvature(scaled),
-        prior=jnp.eye(singular.size, dtype=dtype) + outside,
-        context=seen.reshape(-1, seen.shape[-1]),
-        bound=(prior.variance(view.points, outputs).astype(dtype) + noise).reshape(-1),
+        curvature=operator.sum(_curvature, operator.product_work(singular.size), scaled),
+        prior=sum(outside, jnp.eye(singular.size, dtype=dtype)),
+        context=seen.reshape(-1, singular.size),
+        bound=(prior.variance(points, outputs).astype(dtype) + noise).reshape(-1),
     )
-    norm = sum((d.squared_norm(residual[:, i]) for i, d in enumerate(found)), jnp.zeros((), dtype))
-    structure = view.operator.scaled(FunctionSpace(basis, singular, core, norm))
-    assert isinstance(structure, FunctionSpace)
-    return structure, _diagnose(structure, found, noise)
+    structure = FunctionSpace(basis, singular, core, sum(norms, jnp.zeros((), dtype)))
+    structure = structure.times(operator.scale)
+    return structure, _diagnose(structure, decompositions, noise)
 
 
-def _start(v: jax.Array, key: jax.Array) -> jax.Array:
-    """J(C) 1, or a random vector where the output does not depend on the parameters that way."""
-    norm = jnp.linalg.norm(v)
-    return jnp.where(norm > 0, v, jax.random.normal(key, v.shape, v.dtype))
+def _decompose(
+    operator: CurvatureOperator,
+    points: PyTree,
+    parts: tuple[Component, ...],
+    noise: jax.Array,
+    starts: jax.Array,
+    rank: int,
+    key: jax.Array,
+) -> list[Decomposition]:
+    """One decomposition for each component; those with the same kernel share its matrix."""
+    matrices = {
+        name: KernelMatrix(kernel, points, noise.dtype, operator.memory_budget)
+        for name, kernel in unique_kernels(parts).items()
+    }
+    decompositions = []
+    for i, part in enumerate(parts):
+        # Where an output does not depend on the parameters that way, a random vector.
+        random = jax.random.normal(jax.random.fold_in(key, i), starts[:, i].shape, noise.dtype)
+        start = jnp.where(jnp.linalg.norm(starts[:, i]) > 0, starts[:, i], random)
+        matrix = matrices[id(part.kernel)]
+        scale = part.scale.astype(noise.dtype)
+        found = decompose(matrix, scale, noise, start, rank, key, operator.progress)
+        decompositions.append(found)
+    captured = min(float(d.captured) for d in decompositions)
+    if captured < 0.99:
+        warn(
+            f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance "
+            "at the context points; the rest counts as white noise. Raise rank, or use fewer "
+            "context points or a smoother kernel.",
+            FSPWarning,
+        )
+    return decompositions
 
 
 def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -293,42 +272,22 @@ def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return directions[:, :rank], singular[:rank]
 
 
-def _outside(found: list[Decomposition], seen: jax.Array) -> jax.Array:
-    """B^T J^T (I - Q Q^T) J B / floor: the prior on what Lanczos left out."""
-    total = jnp.zeros((seen.shape[-1],) * 2, seen.dtype)
-    for d, g in zip(found, seen, strict=True):
-        rest = d.rest(g)
-        total = total + rest.T @ rest / d.floor
-    return total
-
-
-def _warn_if_short(found: list[Decomposition], rank: int) -> None:
-    captured = min(float(d.captured) for d in found)
-    if captured < 0.99:
-        warnings.warn(
-            f"{rank} products with the kernel matrix hold {captured:.0%} of the prior's variance "
-            "at the context points; the rest counts as white noise. Raise rank, or use fewer "
-            "context points or a smoother kernel.",
-            FSPWarning,
-            stacklevel=4,
-        )
-
-
 def _diagnose(
-    structure: FunctionSpace, found: list[Decomposition], noise: jax.Array
+    structure: FunctionSpace, decompositions: list[Decomposition], noise: jax.Array
 ) -> dict[str, Any]:
     """At unit noise and unit prior precision; a posterior has its own in `.precision.posterior`.
 
     `spectrum` are the eigenvalues of D^2 + U^T G U, ascending, nothing dropped.
     """
-    core, D = structure.core, structure.singular
+    core = structure.core
+    D = structure.singular
     one = jnp.ones((), D.dtype)
     posterior = core.posterior(one, one)
     return {
         "spectrum": eigh(D[:, None] * (core.prior + core.curvature) * D)[0],
         "dropped": posterior.dropped,
         "slack": posterior.slack,
-        "captured": jnp.stack([d.captured for d in found]),
-        "num_products": tuple(d.values.size for d in found),
+        "captured": jnp.stack([d.captured for d in decompositions]),
+        "num_products": tuple(d.values.size for d in decompositions),
         "jitter": noise,
     }

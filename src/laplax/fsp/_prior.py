@@ -1,7 +1,8 @@
 """A Gaussian-process prior on the network's function."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from .._engine.arrays import is_concrete
 from .._engine.linalg import cholesky, eigh, solve_triangular
+from .._engine.loops import num_rows
 from .._tree import PyTree, leaf_names, pytree, static
 from ._kernels import Kernel, KernelFn, gram, gram_diagonal, opaque
 
@@ -28,6 +30,11 @@ class Component(NamedTuple):
         """Its variance at inputs, (n,)."""
         k = gram_diagonal(self.kernel, x)
         return self.scale.astype(k.dtype) * k
+
+
+def unique_kernels(parts: tuple[Component, ...]) -> dict[int, KernelFn]:
+    """Every kernel once, by its identity."""
+    return {id(part.kernel): part.kernel for part in parts}
 
 
 @pytree
@@ -63,46 +70,42 @@ class GPPrior:
         object.__setattr__(self, "kernel", wrapped)
         object.__setattr__(self, "mean", opaque(self.mean))
 
-    def components(self, outputs: int) -> tuple[tuple[Component, ...], jax.Array | None]:
-        """C independent processes g, and the rotation W with f = W g (None: the identity)."""
+    def components(self, outputs: int) -> tuple[tuple[Component, ...], jax.Array]:
+        """C independent processes g, and the rotation W with f = W g."""
         if isinstance(self.kernel, tuple):
             if len(self.kernel) != outputs:
                 raise ValueError(
                     f"the prior has {len(self.kernel)} kernels, one per output; the model has "
                     f"{outputs} output(s)"
                 )
-            return tuple(Component(jnp.ones(()), k) for k in self.kernel), None
+            return tuple(Component(jnp.ones(()), k) for k in self.kernel), jnp.eye(outputs)
         if self.coregionalisation is None:
-            return (Component(jnp.ones(()), self.kernel),) * outputs, None
+            return (Component(jnp.ones(()), self.kernel),) * outputs, jnp.eye(outputs)
         matrix = jnp.asarray(self.coregionalisation)
         if matrix.shape != (outputs, outputs):
             raise ValueError(
                 f"coregionalisation must have shape ({outputs}, {outputs}), one row per output of "
                 f"the model; got {matrix.shape}"
             )
-        values, vectors = eigh((matrix + matrix.T) / 2)
-        scales = jnp.maximum(values, 0)
-        return tuple(Component(s, self.kernel) for s in scales), vectors
+        scales, rotation = eigh((matrix + matrix.T) / 2)
+        return tuple(Component(s, self.kernel) for s in jnp.maximum(scales, 0)), rotation
 
     def covariance(self, x: PyTree, outputs: int, y: PyTree | None = None) -> jax.Array:
         """The covariance of all outputs between inputs, (n, C, m, C). No jitter."""
         parts, rotation = self.components(outputs)
         blocks = jnp.stack([part.matrix(x, y) for part in parts])  # (C, n, m)
-        W = jnp.eye(outputs, dtype=blocks.dtype)
-        W = W if rotation is None else rotation.astype(blocks.dtype)
+        W = rotation.astype(blocks.dtype)
         return jnp.einsum("ci,inm,di->ncmd", W, blocks, W)
 
     def variance(self, x: PyTree, outputs: int) -> jax.Array:
         """The variance of every output at inputs, (n, C). No jitter."""
         parts, rotation = self.components(outputs)
         variances = jnp.stack([part.diagonal(x) for part in parts], axis=-1)
-        if rotation is None:
-            return variances
         return variances @ jnp.square(rotation.astype(variances.dtype)).T
 
     def mean_at(self, x: PyTree, shape: tuple[int, ...], dtype: Any) -> jax.Array:
         """The mean at inputs, (n, *shape of one output)."""
-        count = jax.tree.leaves(x)[0].shape[0]
+        count = num_rows(x)
         if not callable(self.mean):
             return jnp.full((count, *shape), jnp.asarray(self.mean).astype(dtype))
         mean = jax.vmap(self.mean)(x)
@@ -119,24 +122,20 @@ class GPPrior:
         Its squares add up to the squared RKHS norm of a function with these residuals. A kernel
         that is not positive definite gives NaN.
         """
+        dtype = residual.dtype
         parts, rotation = self.components(residual.shape[1])
-        if rotation is not None:
-            residual = residual @ rotation.astype(residual.dtype)
-        variance = jnp.mean(self.variance(x, residual.shape[1])).astype(residual.dtype)
-        noise = self.training_jitter * variance
+        variance = jnp.mean(self.variance(x, residual.shape[1])).astype(dtype)
+        noise = self.training_jitter * variance * jnp.eye(residual.shape[0], dtype=dtype)
         # Outputs that share a kernel share its factor.
-        factors = {
-            id(part): cholesky(add_noise(part.matrix(x).astype(residual.dtype), noise))
-            for part in set_of(parts)
-        }
-        white = [solve_triangular(factors[id(p)], residual[:, i]) for i, p in enumerate(parts)]
+        unique = {id(part): part for part in parts}
+        factors = {i: cholesky(part.matrix(x).astype(dtype) + noise) for i, part in unique.items()}
+        columns = (residual @ rotation.astype(dtype)).T
+        white = [solve_triangular(factors[id(p)], r) for p, r in zip(parts, columns, strict=True)]
         return jnp.stack(white, axis=-1)
 
     def noise(self, x: PyTree, outputs: int, dtype: Any) -> jax.Array:
         """The jitter as a variance: relative to the mean prior variance at x."""
-        return jnp.asarray(self.relative_jitter(dtype), dtype) * jnp.mean(
-            self.variance(x, outputs)
-        ).astype(dtype)
+        return self.relative_jitter(dtype) * jnp.mean(self.variance(x, outputs)).astype(dtype)
 
     @property
     def training_jitter(self) -> float:
@@ -150,27 +149,14 @@ class GPPrior:
         return 1e-6 if jnp.finfo(dtype).bits > 32 else 1e-4
 
 
-def set_of(parts: tuple[Component, ...]) -> list[Component]:
-    """Each component once."""
-    return list({id(part): part for part in parts}.values())
-
-
-def add_noise(K: jax.Array, noise: jax.Array) -> jax.Array:
-    """A kernel matrix with noise on its diagonal: `K + noise I`."""
-    return K + noise * jnp.eye(K.shape[0], dtype=K.dtype)
-
-
 def as_prior(prior: Any) -> GPPrior:
     """A `GPPrior`, or a bare kernel as one with mean zero; hyperparameters are checked."""
-    if isinstance(prior, GPPrior):
-        checked = prior
-    elif callable(prior):
-        checked = GPPrior(prior)
-    else:
+    if not isinstance(prior, GPPrior) and not callable(prior):
         raise TypeError(
             f"prior must be a GPPrior or a kernel k(x, x'); got {type(prior).__name__}. For "
             "example: GPPrior(Matern52(length_scale=0.5))"
         )
+    checked = prior if isinstance(prior, GPPrior) else GPPrior(prior)
     check_hyperparameters(checked)
     return checked
 
@@ -181,19 +167,20 @@ def check_hyperparameters(prior: GPPrior) -> None:
         raise ValueError(f"jitter must be positive; got {prior.jitter}")
     if not is_concrete(prior):
         return
-    names, leaves = leaf_names(prior), jax.tree.leaves(prior)
-    for name, leaf in zip(names, leaves, strict=True):
-        if not bool(jnp.all(jnp.isfinite(jnp.asarray(leaf)))):
+    for name, leaf in _named_leaves(prior):
+        if not bool(jnp.all(jnp.isfinite(leaf))):
             raise ValueError(f"the prior's hyperparameter {name!r} is NaN or infinite: {leaf}")
     kernels = prior.kernel if isinstance(prior.kernel, tuple) else (prior.kernel,)
-    for kernel in kernels:
-        if not isinstance(kernel, Kernel):
-            continue
-        for name, leaf in zip(leaf_names(kernel), jax.tree.leaves(kernel), strict=True):
-            if not bool(jnp.all(jnp.asarray(leaf) > 0)):
-                raise ValueError(f"the kernel's {name!r} must be positive; got {leaf}")
+    own = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
+    for name, leaf in itertools.chain(*map(_named_leaves, own)):
+        if not bool(jnp.all(leaf > 0)):
+            raise ValueError(f"the kernel's {name!r} must be positive; got {leaf}")
     if prior.coregionalisation is not None:
         _check_coregionalisation(jnp.asarray(prior.coregionalisation))
+
+
+def _named_leaves(tree: PyTree) -> Iterator[tuple[str, jax.Array]]:
+    return zip(leaf_names(tree), map(jnp.asarray, jax.tree.leaves(tree)), strict=True)
 
 
 def _check_coregionalisation(matrix: jax.Array) -> None:
@@ -206,25 +193,3 @@ def _check_coregionalisation(matrix: jax.Array) -> None:
         raise ValueError(
             f"coregionalisation must be positive semi-definite; smallest eigenvalue {smallest:.3g}"
         )
-
-
-def check_positive_definite(prior: GPPrior, x: PyTree, outputs: int) -> None:
-    """Raise if a kernel matrix with its jitter is not positive definite; say what would mend it."""
-    parts, _ = prior.components(outputs)
-    unique: dict[int, Callable[..., Any]] = {id(p.kernel): p.kernel for p in parts}
-    for kernel in unique.values():
-        K = gram(kernel, x)
-        if not bool(jnp.all(jnp.isfinite(K))):
-            raise ValueError("the kernel is NaN or infinite at some pair of context points")
-        size = float(jnp.max(jnp.abs(K)))
-        if float(jnp.max(jnp.abs(K - K.T))) > 1e-3 * size:
-            raise ValueError("the kernel is not symmetric: k(x, x') differs from k(x', x)")
-        smallest, mean = float(eigh(K)[0][0]), float(jnp.mean(jnp.diagonal(K)))
-        jitter = prior.training_jitter
-        if not mean > 0 or smallest + jitter * mean <= 0:
-            mend = f"jitter={2 * abs(smallest) / mean:.1e}" if mean > 0 else "another kernel"
-            raise ValueError(
-                f"the kernel is not positive definite on the {K.shape[0]} context points: smallest "
-                f"eigenvalue {smallest:.3g}, jitter {jitter:.1e} times the mean variance "
-                f"{mean:.3g}. {mend} would mend it: GPPrior(kernel, jitter=...)"
-            )

@@ -1,15 +1,18 @@
 """The Gaussian process without a network: exact regression, its evidence, its hyperparameters."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import _optim
-from .._data import Batch, as_data, progress_bar, whole_batch
-from .._engine.arrays import is_concrete
+from .._arguments import whole_number
+from .._data import as_data
 from .._engine.linalg import cholesky, diagonal, solve_triangular
+from .._engine.samples import draw, whole_batch
 from .._tree import PyTree
 from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
 from ._prior import GPPrior, as_prior
@@ -22,11 +25,6 @@ class _Observed(NamedTuple):
     y: jax.Array  # (n, C)
     weight: jax.Array  # (n,)
     noise: jax.Array | None = None  # (n, C), where they have one of their own
-
-    def with_noise(self, sigma_squared: Any) -> "_Observed":
-        """The same noise variance for all."""
-        noise = jnp.asarray(sigma_squared).astype(self.y.dtype)
-        return self._replace(noise=jnp.broadcast_to(noise, self.y.shape))
 
 
 class _Factors(NamedTuple):
@@ -41,31 +39,31 @@ class _Factors(NamedTuple):
     variance: jax.Array  # of the noise, jitter included
 
 
-def _factor(prior: GPPrior, data: _Observed) -> _Factors:
+def _factor(prior: GPPrior, data: _Observed, sigma_squared: Any) -> _Factors:
     """With a coregionalisation the noise must be one number."""
-    x, y, weight, noise = data
-    assert noise is not None
-    outputs, root = y.shape[1], jnp.sqrt(weight)
+    dtype = data.y.dtype
+    outputs = data.y.shape[1]
     parts, rotation = prior.components(outputs)
-    W = jnp.eye(outputs, dtype=y.dtype) if rotation is None else rotation.astype(y.dtype)
-    residual = root[:, None] * (y - prior.mean_at(x, (outputs,), y.dtype)) @ W
-    variance = noise + prior.noise(x, outputs, y.dtype)
-    roots = root[:, None] * root[None]
+    W = rotation.astype(dtype)
+    root = jnp.sqrt(data.weight)[:, None]
+    residual = root * (data.y - prior.mean_at(data.x, (outputs,), dtype)) @ W
+    noise = jnp.asarray(sigma_squared).astype(dtype) if data.noise is None else data.noise
+    variance = jnp.broadcast_to(noise + prior.noise(data.x, outputs, dtype), data.y.shape)
     factors = [
-        cholesky(roots * part.matrix(x).astype(y.dtype) + jnp.diag(variance[:, i]))
+        cholesky(root * part.matrix(data.x).astype(dtype) * root.T + jnp.diag(variance[:, i]))
         for i, part in enumerate(parts)
     ]
     white = [solve_triangular(f, residual[:, i]) for i, f in enumerate(factors)]
     return _Factors(factors, white, W, variance)
 
 
-def _log_evidence(prior: GPPrior, data: _Observed) -> jax.Array:
+def _log_evidence(prior: GPPrior, data: _Observed, sigma_squared: Any) -> jax.Array:
     """-1/2 [r^T M^-1 r + log det M + n log 2 pi + sum (w - 1) log(2 pi variance)], M = C C^T."""
-    found, y = _factor(prior, data), data.y
-    quadratic = sum(jnp.sum(jnp.square(w)) for w in found.white)
-    logdet = sum(2 * jnp.sum(jnp.log(diagonal(f))) for f in found.factors)
-    constant = y.size * jnp.log(2 * jnp.pi).astype(y.dtype)
-    constant += jnp.sum((data.weight - 1)[:, None] * jnp.log(2 * jnp.pi * found.variance))
+    gp = _factor(prior, data, sigma_squared)
+    quadratic = sum(jnp.sum(jnp.square(w)) for w in gp.white)
+    logdet = sum(2 * jnp.sum(jnp.log(diagonal(f))) for f in gp.factors)
+    constant = data.y.size * jnp.log(2 * jnp.pi).astype(data.y.dtype)
+    constant += jnp.sum((data.weight - 1)[:, None] * jnp.log(2 * jnp.pi * gp.variance))
     return -0.5 * (quadratic + logdet + constant)
 
 
@@ -73,7 +71,7 @@ def gp_log_evidence(
     prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any
 ) -> jax.Array:
     """log p(y) of exact Gaussian-process regression, differentiable in every hyperparameter."""
-    return _log_evidence(as_prior(prior), _observed(data, Gaussian()).with_noise(sigma_squared))
+    return _log_evidence(as_prior(prior), _observed(data, Gaussian()), sigma_squared)
 
 
 def gp_regression(
@@ -89,19 +87,21 @@ def gp_regression(
         >>> print(f"{mean[0, 0]:.3f} {variance[0, 0]:.3f}")
         0.008 0.010
     """
-    seen = _observed(data, Gaussian()).with_noise(sigma_squared)
-    checked, y, outputs = as_prior(prior), seen.y, seen.y.shape[1]
-    found, root = _factor(checked, seen), jnp.sqrt(seen.weight)
+    checked = as_prior(prior)
+    seen = _observed(data, Gaussian())
+    dtype = seen.y.dtype
+    outputs = seen.y.shape[1]
     parts, _ = checked.components(outputs)
-    means, variances = [], []
-    for part, factor, white in zip(parts, found.factors, found.white, strict=True):
-        cross = root[:, None] * part.matrix(seen.x, input).astype(y.dtype)
-        half = solve_triangular(factor, cross)
+    gp = _factor(checked, seen, sigma_squared)
+    root = jnp.sqrt(seen.weight)[:, None]
+    means = []
+    variances = []
+    for part, factor, white in zip(parts, gp.factors, gp.white, strict=True):
+        half = solve_triangular(factor, root * part.matrix(seen.x, input).astype(dtype))
         means.append(half.T @ white)
-        variances.append(part.diagonal(input).astype(y.dtype) - jnp.sum(half**2, axis=0))
-    W = found.rotation
-    mean = jnp.stack(means, axis=-1) @ W.T + checked.mean_at(input, (outputs,), y.dtype)
-    return mean, jnp.stack(variances, axis=-1) @ jnp.square(W).T
+        variances.append(part.diagonal(input).astype(dtype) - jnp.sum(half**2, axis=0))
+    mean = jnp.stack(means, axis=-1) @ gp.rotation.T + checked.mean_at(input, (outputs,), dtype)
+    return mean, jnp.stack(variances, axis=-1) @ jnp.square(gp.rotation).T
 
 
 class FittedPrior(NamedTuple):
@@ -146,67 +146,43 @@ def fit_prior(
         )
     if isinstance(likelihood, Categorical) and checked.coregionalisation is not None:
         raise ValueError("fit_prior with labels needs independent outputs: no coregionalisation")
-    chosen = jax.random.key(0) if key is None else key
-    seen = _observed(_sample(whole_batch(as_data(data)), num_points, chosen), likelihood)
+    batch = whole_batch(as_data(data))
+    if batch.num_examples > whole_number(num_points, "num_points"):
+        batch = draw(batch, num_points, jax.random.key(0) if key is None else key)
+    seen = _observed(batch, likelihood)
     dtype = seen.y.dtype
-    leaves = [jnp.asarray(leaf).astype(dtype) for leaf in jax.tree.leaves(checked.kernel)]
-    if is_concrete(leaves) and not all(bool(jnp.all(leaf > 0)) for leaf in leaves):
+    start = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), (checked.kernel, sigma_squared))
+    if not all(bool(jnp.all(leaf > 0)) for leaf in jax.tree.leaves(start)):
         raise ValueError("fit_prior moves hyperparameters in log space: all must be positive")
-    free = [*leaves, jnp.asarray(sigma_squared).astype(dtype)]
-    treedef = jax.tree.structure(checked.kernel)
-
-    def built(logs: list[jax.Array]) -> tuple[GPPrior, jax.Array]:
-        *kernel, noise = (jnp.exp(x) for x in logs)
-        tree = jax.tree.unflatten(treedef, kernel)
-        return GPPrior(tree, checked.mean, checked.coregionalisation, checked.jitter), noise
-
-    def loss(logs: list[jax.Array]) -> jax.Array:
-        made, noise = built(logs)
-        return -_log_evidence(made, seen.with_noise(noise) if seen.noise is None else seen)
-
-    logs, values = _ascend(loss, [jnp.log(x) for x in free], num_steps, progress)
-    fitted, noise = built(logs)
-    return FittedPrior(fitted, noise, -values)
-
-
-def _ascend(
-    loss: Callable[[Any], jax.Array], logs: list[jax.Array], num_steps: int, progress: bool | None
-) -> tuple[list[jax.Array], jax.Array]:
+    num_steps = whole_number(num_steps, "num_steps")
     optimizer = _optim.default_optimizer(0.1, num_steps)
-    state = _optim.start(optimizer, logs)
-
-    @jax.jit
-    def step(logs: list[jax.Array], state: Any) -> Any:
-        value, gradient = jax.value_and_grad(loss)(logs)
-        return *_optim.step(optimizer, gradient, state, logs), value
-
-    values = []
-    best, lowest = logs, float("inf")
-    for _ in progress_bar(range(num_steps), num_steps, "kernel evidence", progress):
-        before = logs
-        logs, state, value = step(logs, state)
-        values.append(value)
-        if float(value) < lowest:
-            best, lowest = before, float(value)
-    if lowest == float("inf"):
+    descent = _optim.Descent(optimizer, num_steps, "kernel evidence", progress)
+    start = jax.tree.map(jnp.log, start)
+    logs, values = descent.records(_negative_log_evidence, checked, start, seen)
+    if not bool(jnp.any(jnp.isfinite(values))):
         raise ValueError(
             "the evidence of the Gaussian process is not finite at any step: the kernel matrix is "
             "not positive definite; raise the prior's jitter or sigma_squared"
         )
-    return best, jnp.stack(values)
+    best = _optim.last_of_best(np.asarray(values))
+    kernel, noise = jax.tree.map(lambda x: jnp.exp(x[best]), logs)
+    return FittedPrior(dataclasses.replace(checked, kernel=kernel), noise, -values)
 
 
-def _sample(data: Batch, num: int, key: jax.Array) -> Batch:
-    if data.num_examples <= num:
-        return data
-    chosen = jax.random.choice(key, data.num_examples, (num,), replace=False)
-    return jax.tree.map(lambda x: x[chosen], data)
+def _negative_log_evidence(
+    logs: PyTree, prior: GPPrior, seen: _Observed
+) -> tuple[jax.Array, PyTree]:
+    """What is minimised, and the record of the point."""
+    kernel, noise = jax.tree.map(jnp.exp, logs)
+    value = -_log_evidence(dataclasses.replace(prior, kernel=kernel), seen, noise)
+    return value, (logs, value)
 
 
 def _observed(data: Any, likelihood: Likelihood) -> _Observed:
     """Labels become Gaussian observations with a noise of their own."""
     batch = whole_batch(as_data(data))
-    y, noise = batch.target, None
+    y = batch.target
+    noise = None
     if isinstance(likelihood, Categorical):
         y, noise = dirichlet_observations(y)
     elif not jnp.issubdtype(y.dtype, jnp.floating):

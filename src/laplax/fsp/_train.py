@@ -1,5 +1,7 @@
 """Training with a prior on the function: a small loop around the FSP objective."""
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,12 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from .. import _optim
-from .._data import Batch, Loader, progress_bar, whole_batch
-from .._problem import Problem, make_problem
+from .._arguments import check_key, whole_number
+from .._data import Data, progress_bar
+from .._engine.samples import random_batches, whole_batch
+from .._problem import make_problem
 from .._tree import PyTree
+from ._checks import check_kernels
 from ._gauss_newton import gauss_newton_steps
-from ._objective import FSPObjective, Parts
-from ._prior import check_positive_definite
+from ._objective import FSPObjective, Parts, value_and_parts
 
 if TYPE_CHECKING:
     from optax import GradientTransformation
@@ -62,99 +66,55 @@ def train(
     Returns:
         The trained parameters, and the history of both parts of the objective.
     """
-    _check_counts(num_steps, batch_size)
+    num_steps = whole_number(num_steps, "num_steps")
+    if batch_size is not None:
+        batch_size = whole_number(batch_size, "batch_size")
+    check_key(key)
     model = objective.model
     problem = make_problem(
         model.fn, params, data, objective.likelihood, vmap_over_data=model.vmap_over_data
     )
     draw = _context_sampler(context)
+    check = functools.partial(_check_step, objective, problem.output.shape)
     if optimizer == "gauss_newton":
-        steps = _gauss_newton(objective, problem, draw, context, batch_size)
+        if batch_size is not None or callable(context):
+            raise ValueError(
+                "optimizer='gauss_newton' descends one fixed objective: leave batch_size out, and "
+                "hand over fixed context points, for example context=halton(200, box)"
+            )
+        inputs = next(_inputs(whole_batch(problem.data), draw, None, key))
+        start = objective.parts(problem.params, *inputs)
+        check(-1, _optim.Step(problem.params, _optim.stacked(start), inputs))
+        steps = gauss_newton_steps(objective, problem.params, *inputs, problem.output.size)
     elif isinstance(optimizer, str):
         raise ValueError(
             f"optimizer={optimizer!r}: the only name is 'gauss_newton'; else pass an optax "
             "transformation such as optax.adam(1e-3)"
         )
     else:
-        optimizer = optimizer or _optim.default_optimizer(1e-2, num_steps)
-        steps = _first_order(objective, problem, draw, key, batch_size, optimizer)
-    return _run(steps, objective, problem, num_steps, progress)
+        steps = _optim.gradient_steps(
+            value_and_parts,
+            objective,
+            problem.params,
+            optimizer or _optim.default_optimizer(1e-2, num_steps),
+            _inputs(problem.data, draw, batch_size, key),
+            itertools.repeat(1),
+        )
+    taken = itertools.islice(steps, num_steps)
+    bar = progress_bar(taken, num_steps, "fsp training", progress)
+    trained, parts = _optim.minimise(bar, problem.params, check)
+    if parts is None:  # Gauss-Newton that starts at the minimum takes no step
+        parts = Parts(jnp.zeros(0), jnp.zeros(0))
+    return Trained(trained, parts._asdict())
 
 
-class Step(NamedTuple):
-    """Where a step led: parameters, the objective (before it, if first order), its points."""
-
-    params: PyTree
-    parts: Parts
-    points: PyTree
-
-
-def _run(
-    steps: Iterator[Step],
-    objective: FSPObjective,
-    problem: Problem,
-    num_steps: int,
-    progress: bool | None,
-) -> Trained:
-    params = problem.params
-    bar: Any = progress_bar(range(num_steps), num_steps, "fsp training", progress)
-    history: list[Parts] = []
-    for i, step in zip(bar, steps, strict=False):
-        params, parts, points = step
-        history.append(parts)
-        if i == 0 or (i + 1) % 100 == 0 or i + 1 == num_steps:
-            _check_progress(parts, objective, points, problem.output.shape, i)
-            if hasattr(bar, "set_postfix"):
-                bar.set_postfix(nll=float(parts.nll), norm=float(parts.norm))
-    empty = jnp.zeros(0)  # Gauss-Newton that starts at the minimum takes no step
-    columns = zip(*history, strict=True) if history else ([empty], [empty])
-    nll, norm = (jnp.stack(list(values)).reshape(-1) for values in columns)
-    return Trained(params, {"nll": nll, "norm": norm})
-
-
-def _first_order(
-    objective: FSPObjective,
-    problem: Problem,
-    draw: Context | None,
-    key: jax.Array,
-    batch_size: int | None,
-    optimizer: "GradientTransformation",
-) -> Iterator[Step]:
-    params, state = problem.params, _optim.start(optimizer, problem.params)
-    step = _make_step(optimizer)
+def _inputs(
+    data: Data, draw: Context | None, batch_size: int | None, key: jax.Array
+) -> Iterator[tuple[PyTree, PyTree]]:
+    """A batch and context points for every step."""
     batch_key, context_key = jax.random.split(key)
-    for i, batch in enumerate(_batches(problem.data, batch_size, batch_key)):
-        points = batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
-        params, state, parts = step(objective.weakly(), params, state, batch, points)
-        yield Step(params, parts, points)
-
-
-def _gauss_newton(
-    objective: FSPObjective,
-    problem: Problem,
-    draw: Context | None,
-    context: Context | PyTree,
-    batch_size: int | None,
-) -> Iterator[Step]:
-    if batch_size is not None or callable(context):
-        raise ValueError(
-            "optimizer='gauss_newton' descends one fixed objective: leave batch_size out, and hand "
-            "over fixed context points, for example context=halton(200, box)"
-        )
-    batch = whole_batch(problem.data)
-    points = batch.input if draw is None else context
-    start = objective.parts(problem.params, batch, points)
-    _check_progress(start, objective, points, problem.output.shape, -1)
-    outputs = math.prod(problem.output.shape)
-    for params, parts in gauss_newton_steps(objective, problem.params, batch, points, outputs):
-        yield Step(params, parts, points)
-
-
-def _check_counts(num_steps: int, batch_size: int | None) -> None:
-    if num_steps < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(
-            f"num_steps and batch_size must be at least 1; got {num_steps}, {batch_size}"
-        )
+    for i, batch in enumerate(random_batches(data, batch_size, batch_key)):
+        yield batch, batch.input if draw is None else draw(jax.random.fold_in(context_key, i))
 
 
 def _context_sampler(context: Context | PyTree) -> Context | None:
@@ -165,59 +125,20 @@ def _context_sampler(context: Context | PyTree) -> Context | None:
                 "function of a key such as lambda key: uniform(50, box, key)"
             )
         return None
-    if callable(context):
-        return context
-    return lambda key: context
+    return context if callable(context) else lambda key: context
 
 
-def _batches(data: Batch | Loader, size: int | None, key: jax.Array) -> Iterator[Batch]:
-    """Shuffled batches of one size, pass after pass; or a loader's own."""
-    if isinstance(data, Loader):
-        data.require_passes("training")
-        while True:
-            yield from data
-    count = data.num_examples
-    if size is None or size >= count:
-        while True:
-            yield data
-    epoch = 0
-    while True:
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), count)
-        for start in range(0, count - size + 1, size):  # a ragged rest comes in another epoch
-            chosen = order[start : start + size]
-            yield jax.tree.map(lambda x, at=chosen: x[at], data)
-        epoch += 1
-
-
-def _make_step(optimizer: "GradientTransformation") -> Callable[..., Any]:
-    @jax.jit
-    def step(
-        objective: FSPObjective, params: PyTree, state: PyTree, batch: Batch, points: PyTree
-    ) -> tuple[PyTree, PyTree, Parts]:
-        def value(params: PyTree) -> tuple[jax.Array, Parts]:
-            parts = objective.parts(params, batch, points)
-            return parts.value, parts
-
-        gradient, parts = jax.grad(value, has_aux=True)(params)
-        return *_optim.step(optimizer, gradient, state, params), parts
-
-    return step
-
-
-def _check_progress(
-    parts: Parts,
-    objective: FSPObjective,
-    points: PyTree,
-    output: tuple[int, ...],
-    step: int,
-) -> None:
-    """Training that went wrong stops, and says which part did."""
-    if bool(jnp.isfinite(parts.nll)) and bool(jnp.isfinite(parts.norm)):
-        return
-    if not bool(jnp.isfinite(parts.norm)):
-        check_positive_definite(objective.prior, points, math.prod(output))
+def _check_step(
+    objective: FSPObjective, output: tuple[int, ...], i: int, step: _optim.Step
+) -> dict[str, float]:
+    """Training that went wrong stops, and says which part did; else both parts, for the bar."""
+    parts = {name: float(values[-1]) for name, values in step.record._asdict().items()}
+    if all(map(math.isfinite, parts.values())):
+        return parts
+    if not math.isfinite(parts["norm"]):
+        check_kernels(objective.prior, step.args[1], output, objective.prior.training_jitter)
     raise ValueError(
-        f"training diverged by step {step + 1}: negative log-likelihood {float(parts.nll):.4g}, "
-        f"RKHS term {float(parts.norm):.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), "
+        f"training diverged by step {i + 1}: negative log-likelihood {parts['nll']:.4g}, "
+        f"RKHS term {parts['norm']:.4g}. A smaller learning rate (optimizer=optax.adam(1e-3)), "
         "or a larger jitter of the prior, tames it."
     )

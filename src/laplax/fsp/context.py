@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import as_data, whole_batch
+from .._arguments import check_key, whole_number
+from .._data import as_data
+from .._engine.loops import num_rows
+from .._engine.samples import draw, whole_batch
 from .._tree import PyTree
 
 Box = tuple[Any, Any]
@@ -31,8 +34,9 @@ def bounding_box(input: Any, margin: float = 0.0) -> Box:
         raise ValueError(f"bounding_box needs inputs along the first axis; got shape {x.shape}")
     if not np.isfinite(x).all():
         raise ValueError("bounding_box: the inputs hold NaN or infinite values")
-    low, high = x.min(axis=0), x.max(axis=0)
-    return low - margin * (high - low), high + margin * (high - low)
+    low = x.min(axis=0)
+    width = x.max(axis=0) - low
+    return low - margin * width, low + (1 + margin) * width
 
 
 def uniform(num: int, box: Box, key: jax.Array) -> jax.Array:
@@ -48,30 +52,22 @@ def halton(num: int, box: Box, key: jax.Array | None = None) -> jax.Array:
         >>> print(halton(4, (0.0, 1.0)).tolist())
         [0.0, 0.5, 0.25, 0.75]
     """
-    from scipy.stats import qmc
-
     low, high = _bounds(num, box)
-    engine = qmc.Halton(max(low.size, 1), scramble=key is not None, rng=_numpy(key))
-    return _placed(engine.random(num), low, high)
+    return _placed(_sequence("Halton", low.size, key).random(num), low, high)
 
 
 def sobol(num: int, box: Box, key: jax.Array | None = None) -> jax.Array:
     """A Sobol sequence; with a key it is scrambled. Powers of two are balanced best."""
-    from scipy.stats import qmc
-
     low, high = _bounds(num, box)
-    engine = qmc.Sobol(max(low.size, 1), scramble=key is not None, rng=_numpy(key))
     # Drawn to the next power of two, of which it is a prefix: others make SciPy warn.
-    return _placed(engine.random_base2(max(num - 1, 0).bit_length())[:num], low, high)
+    unit = _sequence("Sobol", low.size, key).random_base2(max(num - 1, 0).bit_length())
+    return _placed(unit[:num], low, high)
 
 
 def latin_hypercube(num: int, box: Box, key: jax.Array) -> jax.Array:
     """One point in each of `num` slices of every dimension."""
-    from scipy.stats import qmc
-
     low, high = _bounds(num, box)
-    engine = qmc.LatinHypercube(max(low.size, 1), rng=_numpy(key))
-    return _placed(engine.random(num), low, high)
+    return _placed(_sequence("LatinHypercube", low.size, key).random(num), low, high)
 
 
 def grid(num: int, box: Box) -> jax.Array:
@@ -98,31 +94,32 @@ def from_data(num: int, data: Any, key: jax.Array) -> PyTree:
         inputs: PyTree = jnp.asarray(data)
     else:
         inputs = whole_batch(as_data(data)).input
-    count = jax.tree.leaves(inputs)[0].shape[0]
-    if not 1 <= num <= count:
+    count = num_rows(inputs)
+    if whole_number(num, "num") > count:
         raise ValueError(f"{num} context points asked for; the data have {count} inputs")
-    chosen = jax.random.choice(key, count, (num,), replace=False)
-    return jax.tree.map(lambda x: x[chosen], inputs)
+    return draw(inputs, num, key)
 
 
 def _bounds(num: int, box: Box) -> tuple[jax.Array, jax.Array]:
-    if num < 1:
-        raise ValueError(f"the number of context points must be at least 1; got {num}")
+    whole_number(num, "num")
     if not isinstance(box, tuple | list) or len(box) != 2:
         raise ValueError(f"a box is a pair (low, high); got {box!r}")
     low, high = np.broadcast_arrays(*(np.asarray(side) for side in box))
     if not (np.isfinite(low).all() and np.isfinite(high).all() and (low <= high).all()):
         raise ValueError(f"a box needs finite bounds with low <= high; got {box!r}")
-    low, high = (x if x.dtype.kind == "f" else x.astype(float) for x in (low, high))
-    lower, upper = jnp.asarray(low), jnp.asarray(high)
-    return lower, upper.astype(lower.dtype)
+    lower = jnp.asarray(low if low.dtype.kind == "f" else low.astype(float))
+    return lower, jnp.asarray(high).astype(lower.dtype)
 
 
-def _numpy(key: jax.Array | None) -> np.random.Generator | None:
-    if key is None:
-        return None
-    data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    return np.random.default_rng(np.asarray(data).ravel().tolist())
+def _sequence(name: str, dimension: int, key: jax.Array | None) -> Any:
+    """A generator of SciPy for points in the unit cube, without a key the plain sequence."""
+    from scipy.stats import qmc
+
+    rng = None
+    if key is not None:
+        check_key(key)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel().tolist())
+    return getattr(qmc, name)(max(dimension, 1), scramble=key is not None, rng=rng)
 
 
 def _placed(unit: np.ndarray, low: jax.Array, high: jax.Array) -> jax.Array:
