@@ -1,6 +1,7 @@
 """Curvature and prior in a basis that a prior on the function spans (FSP-Laplace)."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -65,24 +66,32 @@ class Truncated:
 
     def root(self, v: jax.Array) -> jax.Array:
         """R v: the covariance is R R^T."""
-        kept = jnp.where(self.kept, self.shrink, 0)
-        return solve_triangular(self.factor, columns(kept, v), trans=True)
+        return solve_triangular(self.factor, self._masked(self.shrink, v), trans=True)
 
     def root_t(self, v: jax.Array) -> jax.Array:
         """R^T v: |R^T v|^2 is the variance along v."""
-        return columns(jnp.where(self.kept, self.shrink, 0), solve_triangular(self.factor, v))
+        return self._masked(self.shrink, solve_triangular(self.factor, v))
 
     def precision(self, v: jax.Array) -> jax.Array:
         """The pseudo-inverse of the covariance times v: A on the kept directions."""
-        inside = columns(jnp.where(self.kept, 1 / self.shrink, 0), v)
-        product = self.factor @ (self.factor.T @ inside)
-        return columns(jnp.where(self.kept, 1 / self.shrink, 0), product)
+        product = self.factor @ (self.factor.T @ self._masked(1 / self.shrink, v))
+        return self._masked(1 / self.shrink, product)
 
+    def _masked(self, scale: jax.Array, v: jax.Array) -> jax.Array:
+        return columns(jnp.where(self.kept, scale, 0), v)
 
-def _rows(posterior: Truncated, coordinates: jax.Array) -> jax.Array:
-    """R^T applied to the last axis of (n, C, r)."""
-    flat = posterior.root_t(coordinates.reshape(-1, coordinates.shape[-1]).T)
-    return flat.T.reshape(coordinates.shape)
+    def covariance(self, coordinates: jax.Array) -> jax.Array:
+        """Of what is seen through coordinates J B, (n, C, r) to (n, C, C)."""
+        half = self._half(coordinates)
+        return jnp.einsum("ncr,ndr->ncd", half, half)
+
+    def marginal(self, coordinates: jax.Array) -> jax.Array:
+        """The diagonals of `covariance`, (n, C)."""
+        return jnp.sum(jnp.square(self._half(coordinates)), axis=-1)
+
+    def _half(self, coordinates: jax.Array) -> jax.Array:
+        half = self.root_t(coordinates.reshape(-1, coordinates.shape[-1]).T)
+        return half.T.reshape(coordinates.shape)
 
 
 @pytree
@@ -105,8 +114,16 @@ class FunctionSpace(Structure):
 
     def mv(self, v: jax.Array) -> jax.Array:
         """U (U^T G U) U^T v."""
-        inner = columns(self.singular, self.basis.T @ v)
-        return self.basis @ columns(self.singular, self.core.curvature @ inner)
+        return self.within(lambda inner: self.core.curvature @ inner, v)
+
+    def within(self, product: Callable[[jax.Array], jax.Array], v: jax.Array) -> jax.Array:
+        """U D M D U^T v, for the product with M in the basis B."""
+        inner = product(columns(self.singular, self.basis.T @ v))
+        return self.basis @ columns(self.singular, inner)
+
+    def expand(self, v: jax.Array) -> jax.Array:
+        """From the basis to parameters: `B v`."""
+        return self.basis @ columns(1 / self.singular, v)
 
     def times(self, scale: float | jax.Array) -> "FunctionSpace":
         """The curvature times the scale; the prior stays as it is."""
@@ -147,12 +164,10 @@ class FunctionSpaceProjection(Projection):
 
     def covariance(self, c: jax.Array, prior: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
-        half = _rows(self.core.posterior(c, prior), self.coordinates)
-        return jnp.einsum("ncr,ndr->ncd", half, half)
+        return self.core.posterior(c, prior).covariance(self.coordinates)
 
     def marginal(self, c: jax.Array, prior: jax.Array) -> jax.Array:
-        half = _rows(self.core.posterior(c, prior), self.coordinates)
-        return jnp.sum(jnp.square(half), axis=-1)
+        return self.core.posterior(c, prior).marginal(self.coordinates)
 
 
 @pytree
@@ -173,18 +188,9 @@ class FunctionSpacePrecision(Precision):
         """How many directions vary."""
         return jnp.sum(self.posterior.kept).astype(self.prior.dtype)
 
-    def _into(self, v: jax.Array) -> jax.Array:
-        """From parameters to the basis: `U^T v`."""
-        return self.structure.basis.T @ v
-
-    def _out(self, v: jax.Array) -> jax.Array:
-        """From the basis to parameters: `U v`."""
-        return self.structure.basis @ v
-
     def mv(self, v: jax.Array) -> jax.Array:
         """Lambda v; what lies outside of the kept directions is lost."""
-        D = self.structure.singular
-        return self._out(columns(D, self.posterior.precision(columns(D, self._into(v)))))
+        return self.structure.within(self.posterior.precision, v)
 
     def solve(self, v: jax.Array) -> jax.Array:
         """The covariance times v."""
@@ -192,13 +198,12 @@ class FunctionSpacePrecision(Precision):
 
     def scale_mv(self, v: jax.Array) -> jax.Array:
         """U D^-1 R U^T v."""
-        root = self.posterior.root(self._into(v))
-        return self._out(columns(1 / self.structure.singular, root))
+        return self.structure.expand(self.posterior.root(self.structure.basis.T @ v))
 
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
         """U R^T D^-1 U^T v."""
-        scaled = columns(1 / self.structure.singular, self._into(v))
-        return self._out(self.posterior.root_t(scaled))
+        scaled = columns(1 / self.structure.singular, self.structure.basis.T @ v)
+        return self.structure.basis @ self.posterior.root_t(scaled)
 
     def variance(self) -> jax.Array:
         """Rows of the scale squared."""
@@ -206,13 +211,11 @@ class FunctionSpacePrecision(Precision):
 
     def covariance(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis: J U is narrower than J."""
-        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
-        return jnp.einsum("ncr,ndr->ncd", half, half)
+        return self.posterior.covariance(self.structure.project(jacobian).coordinates)
 
     def marginal(self, jacobian: jax.Array) -> jax.Array:
         """Through the basis."""
-        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
-        return jnp.sum(jnp.square(half), axis=-1)
+        return self.posterior.marginal(self.structure.project(jacobian).coordinates)
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + c / tau A0^-1/2 B^T G B A0^-1/2), nothing truncated."""
@@ -247,4 +250,4 @@ class FunctionSpacePrecision(Precision):
     def scale(self) -> jax.Array:
         """A (P, r) array S with S S^T = Lambda^-1."""
         eye = jnp.eye(self.structure.singular.size, dtype=self.structure.singular.dtype)
-        return self._out(columns(1 / self.structure.singular, self.posterior.root(eye)))
+        return self.structure.expand(self.posterior.root(eye))
