@@ -17,7 +17,7 @@ from ._tree import PyTree
 if TYPE_CHECKING:
     from optax import GradientTransformation
 
-STEPS_AT_ONCE = 50  # in one compiled loop, between two moves of the progress bar
+STEPS_AT_ONCE = 50  # between two moves of the progress bar
 WATCH_EVERY = 100
 ROUNDING = 16  # of the values of an objective, in eps
 

@@ -220,10 +220,11 @@ class PredictiveObjective(WeakInside):
 
 
 Objective = EvidenceObjective | PredictiveObjective
+Target = str | Metric | Callable  # what a user names as the objective of a search
 
 
 def predictive_objective(
-    objective: str | Metric | Callable, predictive: PredictiveFamily, data: Batch
+    objective: Target, predictive: PredictiveFamily, data: Batch
 ) -> PredictiveObjective:
     """Project the Jacobians of the held-out inputs, once."""
     kept = kept_entries(data)

@@ -14,7 +14,7 @@ from ..pushforward import PredictiveFamily
 from ._chosen import Calibrated
 from ._methods import GradientDescent, GridSearch, Method
 from ._noise import NoisyObjective, Searched, natural_scale, warn_if_contradicted
-from ._objectives import EvidenceObjective, Objective, predictive_objective
+from ._objectives import EvidenceObjective, Objective, Target, predictive_objective
 
 METHODS: dict[str, type[Method]] = {
     CalibrationMethod.GRID_SEARCH: GridSearch,
@@ -38,7 +38,7 @@ def register_calibration_method(name: str, method: type[Method]) -> None:
 def calibrate(
     predictive: PredictiveFamily,
     data: Any,
-    objective: Any,
+    objective: Target,
     method: str | Method,
     prior_arguments: Mapping[str, PyTree] | None,
     progress: bool | None,
@@ -73,7 +73,7 @@ def calibrate(
 
 
 def _make_objective(
-    predictive: PredictiveFamily, data: Any, target: Any, progress: bool | None
+    predictive: PredictiveFamily, data: Any, target: Target, progress: bool | None
 ) -> Objective:
     posterior_fn = predictive.posterior_fn
     if target is EVIDENCE:
@@ -83,7 +83,7 @@ def _make_objective(
     return predictive_objective(target, predictive, whole_batch(problem.data))
 
 
-def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, PyTree]) -> Any:
+def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, PyTree]) -> Target:
     if isinstance(objective, str):
         objective = as_member(CalibrationObjective, objective, "calibration_objective")
     if objective is EVIDENCE and isinstance(method, GradientDescent):
@@ -91,7 +91,7 @@ def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, PyTre
     return objective
 
 
-def _resolve_method(method: Any) -> Method:
+def _resolve_method(method: str | Method | type[Method]) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):

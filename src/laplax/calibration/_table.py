@@ -1,7 +1,7 @@
 """Marginal variances in a table over the prior precision, where projected Jacobians do not fit."""
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,16 +66,14 @@ def prior_variance(projection: Projection) -> float:
 def _prior_variance(projection: Projection) -> jax.Array:
     if isinstance(projection, Table):
         return jnp.exp(projection.log_unit)
-    leaves: list[Any] = jax.tree.leaves(projection)
-    one = jnp.ones((), leaves[0].dtype)
+    one = jnp.ones((), jax.tree.leaves(projection)[0].dtype)
     return jnp.mean(projection.marginal(jnp.zeros_like(one), one))
 
 
 @jax.jit
 def tabulate(projection: Projection, unit: jax.Array | float = 1.0) -> Table:
     """A table of the variances of these examples: for rows of length P it is one GEMM."""
-    leaves: list[Any] = jax.tree.leaves(projection)
-    dtype = leaves[0].dtype
+    dtype = jax.tree.leaves(projection)[0].dtype
     unit = jnp.asarray(unit, dtype)
     nodes = unit * jnp.exp(jnp.linspace(LOG_MIN, LOG_MAX, NODES, dtype=dtype))
     one = jnp.ones((), dtype)

@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from .._tree import PyTree, pytree, static
 
-KernelFn = Callable[[Any, Any], jax.Array]
+KernelFn = Callable[[PyTree, PyTree], jax.Array]
 
 
 class Kernel(abc.ABC):
@@ -23,32 +24,30 @@ class Kernel(abc.ABC):
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """The covariance of f(x) and f(y), a number."""
 
-    def __add__(self, other: Any) -> "Sum":
+    def __add__(self, other: KernelFn | ArrayLike) -> "Sum":
         return Sum(self, as_kernel(other))
 
-    def __radd__(self, other: Any) -> "Sum":
+    def __radd__(self, other: KernelFn | ArrayLike) -> "Sum":
         return Sum(as_kernel(other), self)
 
-    def __mul__(self, other: Any) -> "Product":
+    def __mul__(self, other: KernelFn | ArrayLike) -> "Product":
         return Product(self, as_kernel(other))
 
-    def __rmul__(self, other: Any) -> "Product":
+    def __rmul__(self, other: KernelFn | ArrayLike) -> "Product":
         return Product(as_kernel(other), self)
 
     def on(self, *dims: int) -> "Warped":
         """The kernel of these entries of the input alone."""
         return Warped(self, Select(dims))
 
-    def warp(self, fn: Callable[[Any], jax.Array]) -> "Warped":
+    def warp(self, fn: Callable[[PyTree], jax.Array]) -> "Warped":
         """The kernel of fn(x)."""
         return Warped(self, fn)
 
 
-def as_kernel(given: Any) -> Any:
+def as_kernel(given: KernelFn | ArrayLike) -> KernelFn:
     """A number as a constant kernel, a plain function as static configuration, the rest as is."""
-    if callable(given):
-        return opaque(given)
-    return Constant(given)
+    return opaque(given) if callable(given) else Constant(given)
 
 
 @pytree
@@ -72,8 +71,8 @@ def opaque(fn: Any) -> Any:
 class Sum(Kernel):
     """k1 + k2."""
 
-    first: Any
-    second: Any
+    first: KernelFn
+    second: KernelFn
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """k1(x, y) + k2(x, y)."""
@@ -84,8 +83,8 @@ class Sum(Kernel):
 class Product(Kernel):
     """k1 k2."""
 
-    first: Any
-    second: Any
+    first: KernelFn
+    second: KernelFn
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """k1(x, y) k2(x, y)."""
@@ -96,8 +95,8 @@ class Product(Kernel):
 class Warped(Kernel):
     """k(fn(x), fn(y))."""
 
-    kernel: Any
-    fn: Callable[[Any], jax.Array] = static()
+    kernel: KernelFn
+    fn: Callable[[PyTree], jax.Array] = static()
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """The inner kernel of the warped inputs."""
@@ -122,7 +121,7 @@ class Select(tuple):
 class Constant(Kernel):
     """A constant: the variance of an unknown offset, or a factor."""
 
-    variance: Any = 1.0
+    variance: ArrayLike = 1.0
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         return _like(self.variance, _flat(x))
@@ -132,7 +131,7 @@ class Constant(Kernel):
 class White(Kernel):
     """Independent noise: its variance where x equals y, else zero."""
 
-    variance: Any = 1.0
+    variance: ArrayLike = 1.0
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """Equality is that of all entries."""
@@ -144,7 +143,7 @@ class White(Kernel):
 class Linear(Kernel):
     """variance * <x, y>: straight lines through the origin; add a `Constant` for an offset."""
 
-    variance: Any = 1.0
+    variance: ArrayLike = 1.0
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """The scaled inner product; `variance` may be one number per entry."""
@@ -156,7 +155,7 @@ class Linear(Kernel):
 class Stationary(Kernel):
     """A function of the distance |(x - y) / length_scale|, one at distance zero."""
 
-    length_scale: Any = 1.0
+    length_scale: ArrayLike = 1.0
 
     @abc.abstractmethod
     def profile(self, square: jax.Array) -> jax.Array:
@@ -209,7 +208,7 @@ class Matern52(Stationary):
 class RationalQuadratic(Stationary):
     """(1 + r^2 / (2 alpha))^-alpha: a mixture of length scales."""
 
-    alpha: Any = 1.0
+    alpha: ArrayLike = 1.0
 
     def profile(self, square: jax.Array) -> jax.Array:
         """In logarithms: a large alpha tends to the RBF kernel without overflow."""
@@ -221,8 +220,8 @@ class RationalQuadratic(Stationary):
 class Periodic(Kernel):
     """exp(-2 sum_i sin^2(pi (x_i - y_i) / period) / length_scale^2)."""
 
-    period: Any = 1.0
-    length_scale: Any = 1.0
+    period: ArrayLike = 1.0
+    length_scale: ArrayLike = 1.0
 
     def __call__(self, x: PyTree, y: PyTree) -> jax.Array:
         """Both hyperparameters are numbers or one per entry of the input."""
@@ -231,7 +230,7 @@ class Periodic(Kernel):
         return jnp.exp(-2 * _squared_norm(waves, self.length_scale))
 
 
-def _flat(x: Any) -> jax.Array:
+def _flat(x: ArrayLike) -> jax.Array:
     array = jnp.ravel(jnp.asarray(x))
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
@@ -240,16 +239,16 @@ def _difference(x: PyTree, y: PyTree) -> jax.Array:
     return _flat(x) - _flat(y)
 
 
-def _squared_norm(difference: jax.Array, length_scale: Any) -> jax.Array:
+def _squared_norm(difference: jax.Array, length_scale: ArrayLike) -> jax.Array:
     scaled = difference / _per_entry(length_scale, difference, "length_scale")
     return jnp.sum(jnp.square(scaled))
 
 
-def _like(value: Any, x: jax.Array) -> jax.Array:
+def _like(value: ArrayLike, x: jax.Array) -> jax.Array:
     return jnp.asarray(value).astype(x.dtype)
 
 
-def _per_entry(value: Any, x: jax.Array, name: str) -> jax.Array:
+def _per_entry(value: ArrayLike, x: jax.Array, name: str) -> jax.Array:
     array = _like(value, x)
     if array.shape not in ((), x.shape):
         raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from .._arguments import whole_number
 from .._data import Batch, as_batch
@@ -13,6 +14,7 @@ from .._engine.memo import WeakInside
 from .._model import Model
 from .._tree import PyTree, pytree, static
 from ..likelihoods import Likelihood, as_likelihood
+from ._kernels import KernelFn
 from ._prior import GPPrior, as_prior
 
 
@@ -36,7 +38,7 @@ class FSPObjective(WeakInside):
     """
 
     prior: GPPrior
-    sigma_squared: Any
+    sigma_squared: ArrayLike
     model: Model = static()
     likelihood: Likelihood = static()
     num_total_samples: int = static()
@@ -79,11 +81,11 @@ def value_and_parts(
 
 def fsp_objective(
     model_fn: Callable[..., jax.Array],
-    prior: GPPrior | Callable[..., Any],
+    prior: GPPrior | KernelFn,
     *,
     loss_fn: str | Likelihood | Callable,
     num_total_samples: int,
-    sigma_squared: Any = 1.0,
+    sigma_squared: ArrayLike = 1.0,
     vmap_over_data: bool = True,
 ) -> FSPObjective:
     """The objective of FSP training, `(params, batch, context) -> scalar`.
@@ -116,11 +118,11 @@ def fsp_objective(
     )
 
 
-def check_noise(likelihood: Likelihood, sigma_squared: Any) -> None:
+def check_noise(likelihood: Likelihood, sigma_squared: ArrayLike) -> None:
     """A noise variance is positive, and belongs to a likelihood that has noise."""
     if not is_concrete(sigma_squared):
         return
-    value = float(sigma_squared)
+    value = float(jnp.asarray(sigma_squared))
     if not value > 0:
         raise ValueError(f"sigma_squared must be positive; got {value}")
     if value != 1.0 and not likelihood.has_noise:

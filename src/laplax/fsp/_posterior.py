@@ -26,6 +26,7 @@ from ..structures import Core, FunctionSpace
 from ..subset import Subset
 from ._checks import FSPWarning, check_context, check_kernels, warn_if_uncovered
 from ._kernel_matrix import Decomposition, KernelMatrix, decompose
+from ._kernels import KernelFn
 from ._prior import Component, GPPrior, as_prior, unique_kernels
 
 GIB = 2**30
@@ -38,7 +39,7 @@ def fsp_laplace(
     data: Any,
     *,
     loss_fn: str | Likelihood | Callable,
-    prior: GPPrior | Callable[..., Any],
+    prior: GPPrior | KernelFn,
     context: PyTree,
     rank: int | None = None,
     curvature: str | Curvature = "ggn",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
 
 from .._engine.arrays import is_concrete
 from .._engine.linalg import cholesky, eigh, solve_triangular
@@ -61,7 +62,7 @@ class GPPrior:
 
     kernel: Any
     mean: Any = 0.0
-    coregionalisation: Any = None
+    coregionalisation: ArrayLike | None = None
     jitter: float | None = static(default=None)
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class GPPrior:
         variances = jnp.stack([part.diagonal(x) for part in parts], axis=-1)
         return variances @ jnp.square(rotation.astype(variances.dtype)).T
 
-    def mean_at(self, x: PyTree, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    def mean_at(self, x: PyTree, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         """The mean at inputs, (n, *shape of one output)."""
         count = num_rows(x)
         if not callable(self.mean):
@@ -133,7 +134,7 @@ class GPPrior:
         white = [solve_triangular(factors[id(p)], r) for p, r in zip(parts, columns, strict=True)]
         return jnp.stack(white, axis=-1)
 
-    def noise(self, x: PyTree, outputs: int, dtype: Any) -> jax.Array:
+    def noise(self, x: PyTree, outputs: int, dtype: DTypeLike) -> jax.Array:
         """The jitter as a variance: relative to the mean prior variance at x."""
         return self.relative_jitter(dtype) * jnp.mean(self.variance(x, outputs)).astype(dtype)
 
@@ -142,7 +143,7 @@ class GPPrior:
         """The jitter of the objective, relative to the prior's variance."""
         return 1e-4 if self.jitter is None else self.jitter
 
-    def relative_jitter(self, dtype: Any) -> float:
+    def relative_jitter(self, dtype: DTypeLike) -> float:
         """The jitter of the posterior, relative to the prior's variance."""
         if self.jitter is not None:
             return self.jitter

@@ -1,12 +1,12 @@
 """The Gaussian process without a network: exact regression, its evidence, its hyperparameters."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .. import _optim
 from .._arguments import whole_number
@@ -15,6 +15,7 @@ from .._engine.linalg import cholesky, diagonal, solve_triangular
 from .._engine.samples import draw, whole_batch
 from .._tree import PyTree
 from ..likelihoods import Categorical, Gaussian, Likelihood, as_likelihood
+from ._kernels import KernelFn
 from ._prior import GPPrior, as_prior
 
 
@@ -39,7 +40,7 @@ class _Factors(NamedTuple):
     variance: jax.Array  # of the noise, jitter included
 
 
-def _factor(prior: GPPrior, data: _Observed, sigma_squared: Any) -> _Factors:
+def _factor(prior: GPPrior, data: _Observed, sigma_squared: ArrayLike) -> _Factors:
     """With a coregionalisation the noise must be one number."""
     dtype = data.y.dtype
     outputs = data.y.shape[1]
@@ -57,7 +58,7 @@ def _factor(prior: GPPrior, data: _Observed, sigma_squared: Any) -> _Factors:
     return _Factors(factors, white, W, variance)
 
 
-def _log_evidence(prior: GPPrior, data: _Observed, sigma_squared: Any) -> jax.Array:
+def _log_evidence(prior: GPPrior, data: _Observed, sigma_squared: ArrayLike) -> jax.Array:
     """-1/2 [r^T M^-1 r + log det M + n log 2 pi + sum (w - 1) log(2 pi variance)], M = C C^T."""
     gp = _factor(prior, data, sigma_squared)
     quadratic = sum(jnp.sum(jnp.square(w)) for w in gp.white)
@@ -67,15 +68,13 @@ def _log_evidence(prior: GPPrior, data: _Observed, sigma_squared: Any) -> jax.Ar
     return -0.5 * (quadratic + logdet + constant)
 
 
-def gp_log_evidence(
-    prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any
-) -> jax.Array:
+def gp_log_evidence(prior: GPPrior | KernelFn, data: Any, sigma_squared: ArrayLike) -> jax.Array:
     """log p(y) of exact Gaussian-process regression, differentiable in every hyperparameter."""
     return _log_evidence(as_prior(prior), _observed(data, Gaussian()), sigma_squared)
 
 
 def gp_regression(
-    prior: GPPrior | Callable[..., Any], data: Any, sigma_squared: Any, input: PyTree
+    prior: GPPrior | KernelFn, data: Any, sigma_squared: ArrayLike, input: PyTree
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of f at `input` under exact Gaussian-process regression, (n, C) each.
 
@@ -113,11 +112,11 @@ class FittedPrior(NamedTuple):
 
 
 def fit_prior(
-    prior: GPPrior | Callable[..., Any],
+    prior: GPPrior | KernelFn,
     data: Any,
     *,
     loss_fn: str | Likelihood = "mse",
-    sigma_squared: Any = 0.1,
+    sigma_squared: ArrayLike = 0.1,
     num_points: int = 500,
     key: jax.Array | None = None,
     num_steps: int = 200,
