@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ._batching import check_independent
-from ._data import Batch, Data, Loader, as_data, refuse_explicit_axes
+from ._data import Batch, Data, Loader, as_data
 from ._engine.arrays import all_finite, is_concrete, owned
 from ._model import Model, check_signature
 from ._output import describe
@@ -143,7 +143,6 @@ def check_params(params: PyTree) -> PyTree:
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and is_floating(leaf.dtype):
-            refuse_explicit_axes(leaf, "params")
             continue
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise TypeError(

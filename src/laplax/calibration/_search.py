@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._data import whole_batch
+from .._engine.shards import everywhere
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
 from ..evidence import evidence_sums
 from ..pushforward import PredictiveFamily
@@ -75,7 +76,7 @@ def _make_objective(
         fit = evidence_sums(posterior_fn, predictive.model, data, progress)
         return EvidenceObjective(posterior_fn.spectral(), fit, predictive.model)
     problem = posterior_fn.problem(predictive.model, data, progress)
-    return predictive_objective(target, predictive, whole_batch(problem.data))
+    return predictive_objective(target, predictive, everywhere(whole_batch(problem.data)))
 
 
 def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, Any]) -> Any:

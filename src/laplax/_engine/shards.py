@@ -1,0 +1,82 @@
+"""Examples that are spread over devices: where they lie, and a step that runs on every device.
+
+Only the axes of a mesh that split the examples are taken in hand (`jax.shard_map`). Other axes, over
+which parameters may be split, stay with the compiler.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from .._tree import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The devices among which the examples of a batch are divided equally."""
+
+    mesh: Any  # a Mesh, or an AbstractMesh inside a trace
+    axes: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Into how many parts the examples are divided."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    def sum(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree) -> Any:
+        """The sum over all devices of `fn(part, *whole)`, in one reduction."""
+
+        def local(part: PyTree, *whole: PyTree) -> Any:
+            return jax.lax.psum(fn(part, *whole), self.axes)
+
+        return self.run(local, batch, *whole, apart=False)
+
+    def run(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree, apart: bool) -> Any:
+        """`fn(part, *whole)` on every device, whose part of the batch is `part`.
+
+        Results lie one after the other along their first axis if they are `apart`, and are equal
+        on all devices if not.
+        """
+        examples = PartitionSpec(self.axes)
+        everywhere = PartitionSpec()
+        spread = jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=(examples, *[everywhere for _ in whole]),
+            out_specs=examples if apart else everywhere,
+            axis_names=set(self.axes),
+            check_vma=False,  # the equations of a traced model do not say over what they vary
+        )
+        return spread(batch, *whole)
+
+
+def everywhere(tree: PyTree) -> PyTree:
+    """The same arrays, whole on every device that has a part of them."""
+    shards = shards_of(tree)
+    if shards is None:
+        return tree
+    return jax.device_put(tree, NamedSharding(shards.mesh, PartitionSpec()))
+
+
+def shards_of(batch: PyTree) -> Shards | None:
+    """Where the first axis of a batch is divided among devices, if it is.
+
+    Inside a trace this is known for meshes with explicit axes alone; with automatic ones the
+    compiler decides.
+    """
+    for leaf in jax.tree.leaves(batch):
+        if not isinstance(leaf, jax.Array):
+            continue
+        sharding = jax.typeof(leaf).sharding if isinstance(leaf, jax.core.Tracer) else leaf.sharding
+        if not isinstance(sharding, NamedSharding) or not sharding.spec:
+            continue
+        first = sharding.spec[0]
+        axes = (first,) if isinstance(first, str) else tuple(first or ())
+        shards = Shards(sharding.mesh, axes)
+        if shards.count > 1:
+            return shards
+    return None
