@@ -219,8 +219,9 @@ Data = Batch | Loader
 def progress_bar(
     items: Iterable[Any], total: int | None, label: str, progress: bool | None
 ) -> Iterable[Any]:
-    """A tqdm bar; `None` shows it exactly when a terminal is attached."""
-    shown = sys.stderr.isatty() if progress is None else progress
+    """A tqdm bar, on the first process alone; `None` shows it where a terminal is attached."""
+    wanted = sys.stderr.isatty() if progress is None else progress
+    shown = wanted and jax.process_index() == 0
     return tqdm(items, total=total, desc=label, leave=False) if shown else items
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ._batching import check_independent
 from ._data import Batch, Data, Loader, as_data
 from ._engine.arrays import all_finite, is_concrete, owned
+from ._engine.shards import everywhere
 from ._model import Model, check_signature
 from ._output import describe
 from ._traced import Traced, traced
@@ -133,7 +134,7 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
+        likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, everywhere(batch.target)))
 
 
 def check_params(params: PyTree) -> PyTree:

@@ -27,6 +27,17 @@ class Shards:
         """Into how many parts the examples are divided."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes)
 
+    @property
+    def sharding(self) -> NamedSharding:
+        """That of an array with one row for every example."""
+        return NamedSharding(self.mesh, PartitionSpec(self.axes))
+
+    @property
+    def count_here(self) -> int:
+        """Into how many parts the devices of this process divide its examples."""
+        places = self.sharding.addressable_devices_indices_map((self.count,))
+        return len({place[0].indices(self.count) for place in places.values() if place})
+
     def sum(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree) -> Any:
         """The sum over all devices of `fn(part, *whole)`, in one reduction."""
 
