@@ -134,7 +134,9 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, everywhere(batch.target)))
+        likelihood.check_target_values(
+            output.shape, jax.tree.map(np.asarray, everywhere(batch.target))
+        )
 
 
 def check_params(params: PyTree) -> PyTree:

@@ -1,6 +1,6 @@
 """Data of a user, divided among the devices of a mesh."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._data import Batch, Data, Loader, progress_bar
+from .._data import Data, Loader, progress_bar
 from .._tree import PyTree
 from .arrays import is_concrete
 from .chunks import Chunks, even_size

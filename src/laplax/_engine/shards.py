@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from .._tree import PyTree
+from . import versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,16 @@ class Shards:
             axis_names=set(self.axes),
             check_vma=False,  # the equations of a traced model do not say over what they vary
         )
-        return spread(batch, *whole)
+        return spread(self._placed(batch), *whole)
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        """The batch with all its arrays divided, as explicit axes ask for."""
+        if AxisType.Explicit not in self.mesh.axis_types:
+            return batch
+        examples = PartitionSpec(self.axes)
+        mesh = self.mesh.abstract_mesh
+        place = NamedSharding(mesh, examples)
+        return jax.tree.map(lambda x: versions.reshard(x, place), batch)
 
 
 def everywhere(tree: PyTree) -> PyTree:
