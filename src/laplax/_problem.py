@@ -13,6 +13,7 @@ from ._engine.arrays import all_finite, is_concrete, owned
 from ._engine.shards import everywhere
 from ._model import Model, check_signature
 from ._output import describe
+from ._placement import check_placement
 from ._traced import Traced, traced
 from ._tree import PyTree, is_floating, leaf_names
 from .likelihoods import Custom, Likelihood, as_likelihood
@@ -71,6 +72,7 @@ def make_problem(
         checked.validate = validate  # shapes now; values, as the batches come
     else:
         _check_values(likelihood, known.output, checked)
+    check_placement(params, first)
     check_independent(model, params, first)
     return Problem(model, params, checked, likelihood, first, known)
 
@@ -134,9 +136,8 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        likelihood.check_target_values(
-            output.shape, jax.tree.map(np.asarray, everywhere(batch.target))
-        )
+        target = jax.tree.map(np.asarray, everywhere(batch.target))
+        likelihood.check_target_values(output.shape, target)
 
 
 def check_params(params: PyTree) -> PyTree:

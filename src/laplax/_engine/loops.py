@@ -218,7 +218,7 @@ def _part(
 ) -> Any:
     """`fn` of one chunk; `as_rows`: of every device's chunk, each a row of the result."""
 
-    def local(batch: PyTree, owner: Any, start: jax.Array, args: tuple[PyTree, ...]) -> Any:
+    def local(batch: PyTree, owner: Any, start: Any, args: tuple[PyTree, ...]) -> Any:
         out = _called(fn, _slice(batch, start, size), owner, args, static)
         return jax.tree.map(lambda x: x[None], out) if as_rows else out
 

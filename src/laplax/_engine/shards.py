@@ -1,7 +1,7 @@
 """Examples that are spread over devices: where they lie, and a step that runs on every device.
 
-Only the axes of a mesh that split the examples are taken in hand (`jax.shard_map`). Other axes, over
-which parameters may be split, stay with the compiler.
+Only the axes of a mesh that divide the examples are taken in hand (`jax.shard_map`). Other axes,
+over which parameters may be divided, stay with the compiler.
 """
 
 import dataclasses
@@ -90,14 +90,33 @@ def shards_of(batch: PyTree) -> Shards | None:
     compiler decides.
     """
     for leaf in jax.tree.leaves(batch):
-        if not isinstance(leaf, jax.Array):
+        sharding = _sharding_of(leaf)
+        if sharding is None or not sharding.spec:
             continue
-        sharding = jax.typeof(leaf).sharding if isinstance(leaf, jax.core.Tracer) else leaf.sharding
-        if not isinstance(sharding, NamedSharding) or not sharding.spec:
-            continue
-        first = sharding.spec[0]
-        axes = (first,) if isinstance(first, str) else tuple(first or ())
-        shards = Shards(sharding.mesh, axes)
+        shards = Shards(sharding.mesh, _names(sharding.spec[0]))
         if shards.count > 1:
             return shards
     return None
+
+
+def axes_in_use(array: Any) -> dict[str, AxisType]:
+    """The axes of a mesh that divide an array, with their types."""
+    sharding = _sharding_of(array)
+    if sharding is None:
+        return {}
+    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    used = [name for entry in sharding.spec for name in _names(entry)]
+    return {name: types[name] for name in used if sharding.mesh.shape[name] > 1}
+
+
+def _sharding_of(array: Any) -> NamedSharding | None:
+    if not isinstance(array, jax.Array):
+        return None
+    traced = isinstance(array, jax.core.Tracer)
+    sharding = jax.typeof(array).sharding if traced else array.sharding
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes that one entry of a `PartitionSpec` names."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
