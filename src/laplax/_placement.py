@@ -17,20 +17,20 @@ def check_placement(params: PyTree, batch: Batch) -> None:
     """Refuse a placement under which the loops over examples cannot run."""
     shards = shards_of(batch)
     examples = shards.axes if shards else ()
-    for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+    for i, leaf in enumerate(jax.tree.leaves(params)):
         for axis, kind in axes_in_use(leaf).items():
             if axis in examples:
                 raise ValueError(
-                    f"the axis {axis!r} of the mesh divides the data and the leaf {name!r} of "
-                    "params. Give the parameters an axis of their own, as in "
-                    "jax.make_mesh((2, 4), ('data', 'model')), or replicate them"
+                    f"the axis {axis!r} of the mesh divides the data and the leaf "
+                    f"{leaf_names(params)[i]!r} of params. Give the parameters an axis of their "
+                    "own, as in jax.make_mesh((2, 4), ('data', 'model')), or replicate them"
                 )
             if kind is AxisType.Explicit:
                 raise ValueError(
-                    f"the leaf {name!r} of params is divided along the explicit axis {axis!r}, as "
-                    "jax.make_mesh makes it by default. Make the mesh with automatic axes: "
-                    "jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * "
-                    "len(names)); data may lie on explicit axes"
+                    f"the leaf {leaf_names(params)[i]!r} of params is divided along the explicit "
+                    f"axis {axis!r}, as jax.make_mesh makes it by default. Make the mesh with "
+                    "automatic axes: jax.make_mesh(shape, names, axis_types="
+                    "(jax.sharding.AxisType.Auto,) * len(names)); data may lie on explicit axes"
                 )
     if shards is not None and jax.process_count() > 1 and is_concrete(params):
         _check_equal(params)
