@@ -11,11 +11,6 @@ import json
 import os
 import sys
 
-TASK = sys.argv[1]
-DEVICES = int(TASK) if TASK.isdigit() else {"programs": 4, "refusals": 4}.get(TASK, 1)
-FLAG = f"--xla_force_host_platform_device_count={DEVICES}"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}"
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +19,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import laplax
 
+TASK = sys.argv[1]
+DEVICES = int(TASK) if TASK.isdigit() else {"programs": 4, "refusals": 4}.get(TASK, 1)
 FLOAT = "float32" if "float32" in sys.argv else "float64"
+jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_enable_x64", FLOAT == "float64")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 if folder := os.environ.get("LAPLAX_TEST_PROGRAMS"):
