@@ -1,10 +1,7 @@
 """What new users do wrong: the error names the cause and the cure, and what is accepted warns."""
 
-import os
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from typing import NamedTuple
 
@@ -866,73 +863,3 @@ def test_passes_over_the_same_examples_in_another_order_do_not_warn():
     got = fit(Reshuffled(5, drop_last=False), curv_type="lanczos", rank=8)[1].to_dense()
     expected = fit()[1].to_dense()
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
-
-
-# -- many devices ---------------------------------------------------------------------------------
-SHARDED = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from laplax import laplace, predictive
-
-jax.config.update("jax_enable_x64", True)
-jax.config.update("jax_disable_most_optimizations", True)
-rng = np.random.default_rng(0)
-data = rng.normal(size=(8, 3)), rng.normal(size=(8, 4))
-params = {"w": jnp.asarray(rng.normal(size=(3, 4)))}
-model_fn = lambda input, params: jnp.tanh(input @ params["w"])
-PRIOR = {"prior_prec": 1.0}
-
-
-def answers(data, params, input):
-    posterior_fn, estimate = laplace(model_fn, params, data, loss_fn="mse", curv_type=curv_type)
-    return estimate.to_dense(), predictive(posterior_fn, model_fn)(PRIOR)(input).pred_var
-
-
-def refused(what, *given):
-    try:
-        answers(*given)
-    except ValueError as error:
-        assert f"{what} lies on a mesh with the explicit axis 'd'" in str(error), error
-        assert "axis_types=(jax.sharding.AxisType.Auto,)" in str(error), error
-        return
-    raise AssertionError(what)
-
-
-def split(mesh, *axes):
-    sharding = NamedSharding(mesh, PartitionSpec(*axes))
-    return lambda tree: jax.tree.map(lambda x: jax.device_put(x, sharding), tree)
-
-
-explicit = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
-auto = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-rows, columns = split(explicit, "d"), split(explicit, None, "d")
-curv_type = "diagonal"
-expected = answers(data, params, data[0])
-refused("data's input", (rows(data[0]), data[1]), params, data[0])
-refused("data's target", (data[0], rows(data[1])), params, data[0])
-refused("data's input", [rows(data)], params, data[0])
-refused("params", data, columns(params), data[0])
-refused("data's input", data, params, rows(data[0]))
-refused("data's target", (data[0], split(explicit)(data[1])), params, data[0])  # on all devices
-inputs = split(auto, "d")(data)
-for given in (
-    (inputs, params, inputs[0]),
-    (inputs, split(auto, None, "d")(params), inputs[0]),
-):
-    for got, want in zip(answers(*given), expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
-print("done")
-"""
-
-
-def test_data_split_over_explicit_axes_are_refused_with_the_cure():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    run = subprocess.run(
-        [sys.executable, "-c", SHARDED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "done\n"

@@ -43,12 +43,13 @@ from .subset import largest_variance as largest_variance
 if TYPE_CHECKING:
     from ._report import Report as Report
     from ._report import report as report
+    from ._shard import shard as shard
     from .fsp import fsp_laplace as fsp_laplace
 
 __version__ = "0.1.0"
 
 # What not every program needs is loaded when it is asked for: a quarter of the import.
-_LATER = {"Report": "._report", "report": "._report", "fsp_laplace": ".fsp"}
+_LATER = {"Report": "._report", "report": "._report", "fsp_laplace": ".fsp", "shard": "._shard"}
 
 
 def __getattr__(name: str) -> Any:

@@ -219,8 +219,9 @@ Data = Batch | Loader
 def progress_bar(
     items: Iterable[Any], total: int | None, label: str, progress: bool | None
 ) -> Iterable[Any]:
-    """A tqdm bar; `None` shows it exactly when a terminal is attached."""
-    shown = sys.stderr.isatty() if progress is None else progress
+    """A tqdm bar, on the first process alone; `None` shows it where a terminal is attached."""
+    wanted = sys.stderr.isatty() if progress is None else progress
+    shown = wanted and jax.process_index() == 0
     return tqdm(items, total=total, desc=label, leave=False) if shown else items
 
 
@@ -322,34 +323,10 @@ def _to_array(field: str, leaf: Any) -> jax.Array:
         if hasattr(leaf, "to_numpy"):
             hint = "; take the columns of numbers alone: frame[columns].to_numpy()"
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number{hint}")
-    refuse_explicit_axes(array, f"data's {field}")
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.
         return owned(array).astype(jnp.result_type(float))
     return owned(array)  # loaders write into their arrays again, and JAX may read them later
-
-
-def refuse_explicit_axes(array: Any, what: str) -> None:
-    """Refuse arrays on a mesh with explicit axes, before JAX does.
-
-    Under explicit axes every operation must say how its result is split; the library leaves that
-    to the compiler, which automatic axes allow.
-    """
-    if not isinstance(array, jax.Array):
-        return
-    known: Any = array.aval if isinstance(array, jax.core.Tracer) else array
-    sharding = known.sharding
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return
-    mesh = sharding.mesh
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = [name for name, kind in kinds if kind == jax.sharding.AxisType.Explicit]
-    if explicit:
-        raise ValueError(
-            f"{what} lies on a mesh with the explicit axis {explicit[0]!r}, as jax.make_mesh makes "
-            "it by default. Make the mesh with automatic axes: jax.make_mesh(shape, names, "
-            "axis_types=(jax.sharding.AxisType.Auto,) * len(names))"
-        )
 
 
 def _common_length(arrays: list[PyTree]) -> int:

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from ._batching import check_independent
-from ._data import Batch, Data, Loader, as_data, refuse_explicit_axes
+from ._data import Batch, Data, Loader, as_data
 from ._engine.arrays import all_finite, is_concrete, owned
+from ._engine.shards import everywhere
 from ._model import Model, check_signature
 from ._output import describe
+from ._placement import check_placement
 from ._traced import Traced, traced
 from ._tree import PyTree, is_floating, leaf_names
 from .likelihoods import Custom, Likelihood, as_likelihood
@@ -70,6 +72,7 @@ def make_problem(
         checked.validate = validate  # shapes now; values, as the batches come
     else:
         _check_values(likelihood, known.output, checked)
+    check_placement(params, first)
     check_independent(model, params, first)
     return Problem(model, params, checked, likelihood, first, known)
 
@@ -133,7 +136,8 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        likelihood.check_target_values(output.shape, jax.tree.map(np.asarray, batch.target))
+        target = jax.tree.map(np.asarray, everywhere(batch.target))
+        likelihood.check_target_values(output.shape, target)
 
 
 def check_params(params: PyTree) -> PyTree:
@@ -143,7 +147,6 @@ def check_params(params: PyTree) -> PyTree:
         raise ValueError("params holds no arrays: there is nothing to be uncertain about")
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, jax.Array) and is_floating(leaf.dtype):
-            refuse_explicit_axes(leaf, "params")
             continue
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise TypeError(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._data import Batch, Loader
+from ._engine.shards import everywhere
 from .likelihoods import Bernoulli, Likelihood
 from .metrics import (
     CLASSIFICATION_METRICS,
@@ -43,8 +44,8 @@ def evaluate(
         kept = kept_entries(batch)
         if kept is not None and not kept[0].size:
             continue
-        prediction = prob_predictive(batch.input, fields)
-        observed = observe(recipe, prediction, batch.target, kept)
+        prediction = everywhere(prob_predictive(batch.input, fields))
+        observed = observe(recipe, prediction, everywhere(batch.target), kept)
         for name, metric in resolved.items():
             parts[name].append(metric.batch(observed))
     if not any(parts.values()) and resolved:
@@ -129,7 +130,7 @@ def kept_entries(batch: Batch) -> Kept | None:
     """What a mask leaves of a batch: metrics are means over examples, and see those alone."""
     if batch.weight is None:
         return None
-    weight = np.asarray(batch.weight)
+    weight = np.asarray(everywhere(batch.weight))
     if not np.isin(weight, (0, 1)).all():
         raise ValueError(
             "metrics count examples, so a weight of held-out data must be 0 or 1, a mask; found "

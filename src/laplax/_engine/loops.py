@@ -12,25 +12,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._data import Batch, Data, Loader, progress_bar
+from .._data import Data, Loader, progress_bar
 from .._tree import PyTree
 from .arrays import is_concrete
-from .chunks import Chunks
+from .chunks import Chunks, even_size
 from .memo import model_jit
+from .shards import Shards, shards_of
 
 Step = Callable[..., Any]
 
 
-def sum_over(fn: Step, data: Data, chunks: Chunks, owner: Any, *args: PyTree) -> Any:
+def sum_over(fn: Step, data: Data | PyTree, chunks: Chunks, owner: Any, *args: PyTree) -> Any:
     """The sum of `fn(batch, owner, *args)` over the data.
 
-    Arrays are summed inside one compiled call; a loader drives the same call.
+    Arrays are summed inside one compiled call; a loader drives the same call. Where the examples
+    are divided among devices, each device sums its own, and the sums are added once.
     """
     if isinstance(data, Loader):
         return _add_up(sum_over(fn, batch, chunks, owner, *args) for batch in data)
-    if not _by_python(chunks, data, data.num_examples):
-        return _sum_inside(owner, fn, chunks.size, data, args)
-    return _add_up(_parts(fn, data, data.num_examples, chunks.size, owner, args))
+    shards = shards_of(data)
+    if not _by_python(chunks, data, shards):
+        return _sum_inside(owner, fn, chunks.size, shards, data, args)
+    sums = _add_up(_parts(fn, data, chunks.size, shards, owner, args, as_rows=shards is not None))
+    return sums if shards is None else _sum_of_devices(sums)
 
 
 def map_over(
@@ -40,10 +44,10 @@ def map_over(
 
     A `static` configuration that is not None becomes the last argument of `fn`.
     """
-    count = num_rows(batch)
-    if not _by_python(chunks, batch, count):
-        return _map_inside(owner, fn, chunks.size, static, batch, args)
-    return _join(list(_parts(fn, batch, count, chunks.size, owner, args, static)))
+    shards = shards_of(batch)
+    if not _by_python(chunks, batch, shards):
+        return _map_inside(owner, fn, chunks.size, static, shards, batch, args)
+    return join(list(_parts(fn, batch, chunks.size, shards, owner, args, static)), shards)
 
 
 def map_parts(
@@ -55,36 +59,51 @@ def map_parts(
     label: str = "",
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """The same, one chunk after the other, for a caller that looks at them as they come."""
-    count = num_rows(batch)
-    parts = _parts(fn, batch, count, chunks.size, owner, args)
-    yield from progress_bar(parts, -(-count // chunks.size), label, progress)
+    """The same, one chunk after the other, for a caller that looks at them as they come.
+
+    `join` makes one of them: where examples are divided among devices, a chunk has some of each.
+    """
+    shards = shards_of(batch)
+    parts = _parts(fn, batch, chunks.size, shards, owner, args)
+    count = -(-num_rows(batch, shards) // chunks.size)
+    yield from progress_bar(parts, count, label, progress)
 
 
-def _by_python(chunks: Chunks, batch: PyTree, count: int) -> bool:
+def join(parts: list[Any], shards: Shards | None = None) -> Any:
+    """Chunks of `map_parts`, one after the other as the examples are."""
+    if len(parts) == 1:
+        return parts[0]
+    if shards is None:
+        return jax.tree.map(_concatenate, *parts)
+    return _join_shards(parts, shards)
+
+
+def _by_python(chunks: Chunks, batch: PyTree, shards: Shards | None) -> bool:
     # Inside a trace every step would be one more copy of the program.
-    return chunks.by_python and count > chunks.size and is_concrete(batch)
+    return chunks.by_python and num_rows(batch, shards) > chunks.size and is_concrete(batch)
 
 
-def num_rows(batch: PyTree) -> int:
-    """How many examples lie along the first axis."""
-    return jax.tree.leaves(batch)[0].shape[0]
+def num_rows(batch: PyTree, shards: Shards | None = None) -> int:
+    """Examples of a batch on one device."""
+    count = jax.tree.leaves(batch)[0].shape[0]
+    return count if shards is None else count // shards.count
 
 
 def _parts(
     fn: Step,
     batch: PyTree,
-    count: int,
     size: int,
+    shards: Shards | None,
     owner: Any,
     args: tuple[PyTree, ...],
     static: Any = None,
+    as_rows: bool = False,
 ) -> Iterator[Any]:
-    if count <= size:
-        yield _map_inside(owner, fn, size, static, batch, args)
-        return
+    count = num_rows(batch, shards)
+    size = even_size(count, size)
     for start in range(0, count, size):
-        yield _part(owner, fn, min(size, count - start), static, batch, start, args)
+        part = min(size, count - start)
+        yield _part(owner, fn, part, static, shards, as_rows, batch, start, args)
 
 
 def _add_up(parts: Iterator[Any]) -> Any:
@@ -96,23 +115,46 @@ def _added(total: PyTree, part: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, total, part)
 
 
-def _join(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+@jax.jit
+def _sum_of_devices(rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), rows)
 
 
-@functools.partial(model_jit, static_argnums=(1, 2))
-def _sum_inside(owner: Any, fn: Step, size: int, batch: Batch, args: tuple[PyTree, ...]) -> PyTree:
+def _concatenate(*parts: jax.Array) -> jax.Array:
+    return jnp.concatenate(parts)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _join_shards(parts: list[Any], shards: Shards) -> Any:
+    return shards.run(lambda parts: jax.tree.map(_concatenate, *parts), parts, apart=True)
+
+
+@functools.partial(model_jit, static_argnums=(1, 2, 3))
+def _sum_inside(
+    owner: Any,
+    fn: Step,
+    size: int,
+    shards: Shards | None,
+    batch: PyTree,
+    args: tuple[PyTree, ...],
+) -> PyTree:
     # A jit of its own for its trace alone, which serves shapes, loop and rest.
     once = jax.jit(lambda part, owner, args: fn(part, owner, *args), inline=True)
 
-    def step(part: Batch) -> PyTree:
-        return once(part, owner, args)
+    def local(batch: PyTree, owner: Any, args: tuple[PyTree, ...]) -> PyTree:
+        return _sum_of_chunks(lambda part: once(part, owner, args), batch, size)
 
-    chunks, rest = divmod(batch.num_examples, size)
-    if batch.num_examples <= size:
+    if shards is None:
+        return local(batch, owner, args)
+    return shards.sum(local, batch, owner, args)
+
+
+def _sum_of_chunks(step: Step, batch: PyTree, size: int) -> PyTree:
+    """The sum of `step` over the chunks of a batch, inside a trace."""
+    count = num_rows(batch)
+    if count <= size:
         return step(batch)
+    chunks, rest = divmod(count, size)
     if chunks == 1:
         return _plus_rest(step, step(_slice(batch, 0, size)), batch, size, rest)
 
@@ -125,19 +167,32 @@ def _sum_inside(owner: Any, fn: Step, size: int, batch: Batch, args: tuple[PyTre
     return _plus_rest(step, total, batch, chunks * size, rest)
 
 
-def _plus_rest(step: Step, total: PyTree, batch: Batch, start: int, rest: int) -> PyTree:
+def _plus_rest(step: Step, total: PyTree, batch: PyTree, start: int, rest: int) -> PyTree:
     if not rest:
         return total
     return jax.tree.map(jnp.add, total, step(_slice(batch, start, rest)))
 
 
-@functools.partial(model_jit, static_argnums=(1, 2, 3))
+@functools.partial(model_jit, static_argnums=(1, 2, 3, 4))
 def _map_inside(
-    owner: Any, fn: Step, size: int, static: Any, batch: PyTree, args: tuple[PyTree, ...]
+    owner: Any,
+    fn: Step,
+    size: int,
+    static: Any,
+    shards: Shards | None,
+    batch: PyTree,
+    args: tuple[PyTree, ...],
 ) -> Any:
-    def step(part: PyTree) -> Any:
-        return _called(fn, part, owner, args, static)
+    def local(batch: PyTree, owner: Any, args: tuple[PyTree, ...]) -> Any:
+        return _map_of_chunks(lambda part: _called(fn, part, owner, args, static), batch, size)
 
+    if shards is None:
+        return local(batch, owner, args)
+    return shards.run(local, batch, owner, args, apart=True)
+
+
+def _map_of_chunks(step: Step, batch: PyTree, size: int) -> Any:
+    """`step` of the chunks of a batch, joined, inside a trace."""
     count = num_rows(batch)
     if count <= size:
         return step(batch)
@@ -146,20 +201,30 @@ def _map_inside(
     done = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(step, head))
     if whole == count:
         return done
-    return _join([done, step(jax.tree.map(lambda x: x[whole:], batch))])
+    return join([done, step(jax.tree.map(lambda x: x[whole:], batch))])
 
 
-@functools.partial(model_jit, static_argnums=(1, 2, 3))
+@functools.partial(model_jit, static_argnums=(1, 2, 3, 4, 5))
 def _part(
     owner: Any,
     fn: Step,
     size: int,
     static: Any,
+    shards: Shards | None,
+    as_rows: bool,
     batch: PyTree,
     start: int | jax.Array,
     args: tuple[PyTree, ...],
 ) -> Any:
-    return _called(fn, _slice(batch, start, size), owner, args, static)
+    """`fn` of one chunk; `as_rows`: of every device's chunk, each a row of the result."""
+
+    def local(batch: PyTree, owner: Any, start: Any, args: tuple[PyTree, ...]) -> Any:
+        out = _called(fn, _slice(batch, start, size), owner, args, static)
+        return jax.tree.map(lambda x: x[None], out) if as_rows else out
+
+    if shards is None:
+        return local(batch, owner, start, args)
+    return shards.run(local, batch, owner, start, args, apart=True)
 
 
 def _called(fn: Step, part: PyTree, owner: Any, args: tuple[PyTree, ...], static: Any) -> Any:
@@ -167,4 +232,6 @@ def _called(fn: Step, part: PyTree, owner: Any, args: tuple[PyTree, ...], static
 
 
 def _slice(batch: PyTree, start: int | jax.Array, size: int) -> Any:
+    if num_rows(batch) == size:
+        return batch
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch)

@@ -16,6 +16,10 @@ SETTINGS = (
 )
 
 
+# In `jax.sharding` before 0.9.
+reshard = getattr(jax, "reshard", None) or jax.sharding.reshard
+
+
 def __getattr__(name: str) -> Any:
     from jax.extend import core
 

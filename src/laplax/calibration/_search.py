@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from .._engine.samples import whole_batch
+from .._engine.shards import everywhere
 from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
 from .._tree import PyTree
 from ..evidence import evidence_sums
@@ -80,7 +81,7 @@ def _make_objective(
         fit = evidence_sums(posterior_fn, predictive.model, data, progress)
         return EvidenceObjective(posterior_fn.spectral(), fit, predictive.model)
     problem = posterior_fn.problem(predictive.model, data, progress)
-    return predictive_objective(target, predictive, whole_batch(problem.data))
+    return predictive_objective(target, predictive, everywhere(whole_batch(problem.data)))
 
 
 def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, PyTree]) -> Target:

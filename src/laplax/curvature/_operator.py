@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from .._data import Batch, Data, Loader
 from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, Chunks, Work, cut
-from .._engine.loops import sum_over
-from .._engine.memo import WeakInside, kept, model_jit
+from .._engine.loops import map_over, sum_over
+from .._engine.memo import WeakInside, kept
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import ModelCost, Traced, traced
@@ -83,8 +83,14 @@ class LocalCurvature(WeakInside):
         return self.space.flatten(tree, batch_ndim=2).reshape(-1, self.space.size)
 
 
-_linearise = model_jit(LocalCurvature.linearise)
-_linear_mm = model_jit(LocalCurvature.linear_mm)
+def _linearised(batch: Batch, local: LocalCurvature) -> PyTree:
+    """What `linearise` leaves, with one more axis, along which devices are joined."""
+    return jax.tree.map(lambda x: x[None], local.linearise(batch))
+
+
+def _linear_product(part: tuple[Batch, PyTree], local: LocalCurvature, V: Vectors) -> Vectors:
+    batch, linear = part
+    return local.linear_mm(batch, jax.tree.map(lambda x: x[0], linear), V)
 
 
 def product_of_batch(batch: Batch, local: LocalCurvature, V: Vectors) -> Vectors:
@@ -116,7 +122,8 @@ class CurvatureOperator:
             return self
         if not self._fits_at_once(1):
             return self
-        return dataclasses.replace(self, linear=_linearise(self.local, self.data))
+        linear = map_over(_linearised, self.data, self._one_chunk, self.local)
+        return dataclasses.replace(self, linear=linear)
 
     @property
     def cost(self) -> ModelCost:
@@ -208,8 +215,14 @@ class CurvatureOperator:
         """
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):
-            return _linear_mm(self.local, self.data, self.linear, V)
+            data = (self.data, self.linear)
+            return sum_over(_linear_product, data, self._one_chunk, self.local, V)
         return self.sum(product_of_batch, self.product_work(vectors), V)
+
+    @property
+    def _one_chunk(self) -> Chunks:
+        assert isinstance(self.data, Batch)
+        return Chunks(self.data.num_examples)
 
     def _fits_at_once(self, vectors: int) -> bool:
         assert isinstance(self.data, Batch)

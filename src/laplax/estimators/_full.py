@@ -11,6 +11,7 @@ from .._engine.chunks import total_memory
 from .._engine.linalg import eigenpairs_of_rows, eigh
 from .._engine.loops import map_over
 from .._engine.products import gram
+from .._engine.shards import everywhere
 from ..curvature import CurvatureOperator, LocalCurvature
 from ..structures import Dense, LowRank, Structure
 from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
@@ -78,7 +79,7 @@ def _smaller_side(operator: CurvatureOperator) -> LowRank:
     assert isinstance(operator.data, Batch)
     chunks = operator.chunks(operator.row_work)
     rows = map_over(_rows_of_batch, operator.data, chunks, operator.local)
-    return LowRank(*eigenpairs_of_rows(rows), dense_scale=True)
+    return LowRank(*eigenpairs_of_rows(everywhere(rows)), dense_scale=True)
 
 
 def dense_curvature(operator: CurvatureOperator) -> jax.Array:

@@ -18,6 +18,7 @@ from .._engine.chunks import Work
 from .._engine.linalg import eigh, numerical_rank
 from .._engine.loops import map_over
 from .._engine.products import layer_sum
+from .._engine.shards import everywhere
 from ..curvature import CurvatureOperator, LocalCurvature, tap_batch
 from ..structures import LowRank
 from ..taps import Layer, MatmulUse, Program, layer_of
@@ -89,7 +90,7 @@ def layer_eigenpairs(operator: CurvatureOperator, layer: Layer) -> LowRank:
     assert isinstance(operator.data, Batch)
     chunks = operator.chunks(_work(operator, layer))
     a, g = map_over(_factors, operator.data, chunks, operator.local, layer)
-    directions, values, turn = _reduced_eigenpairs(a, g)
+    directions, values, turn = _reduced_eigenpairs(*everywhere((a, g)))
     rank = values.size
     if is_concrete(values):
         rank = numerical_rank(np.asarray(values), noise=values.size**0.5)

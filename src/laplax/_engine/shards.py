@@ -1,0 +1,122 @@
+"""Examples that are spread over devices: where they lie, and a step that runs on every device.
+
+Only the axes of a mesh that divide the examples are taken in hand (`jax.shard_map`). Other axes,
+over which parameters may be divided, stay with the compiler.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from .._tree import PyTree
+from . import versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """The devices among which the examples of a batch are divided equally."""
+
+    mesh: Any  # a Mesh, or an AbstractMesh inside a trace
+    axes: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Into how many parts the examples are divided."""
+        return math.prod(self.mesh.shape[axis] for axis in self.axes)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """That of an array with one row for every example."""
+        return NamedSharding(self.mesh, PartitionSpec(self.axes))
+
+    @property
+    def count_here(self) -> int:
+        """Into how many parts the devices of this process divide its examples."""
+        places = self.sharding.addressable_devices_indices_map((self.count,))
+        return len({place[0].indices(self.count) for place in places.values() if place})
+
+    def sum(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree) -> Any:
+        """The sum over all devices of `fn(part, *whole)`, in one reduction."""
+
+        def local(part: PyTree, *whole: PyTree) -> Any:
+            return jax.lax.psum(fn(part, *whole), self.axes)
+
+        return self.run(local, batch, *whole, apart=False)
+
+    def run(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree, apart: bool) -> Any:
+        """`fn(part, *whole)` on every device, whose part of the batch is `part`.
+
+        Results lie one after the other along their first axis if they are `apart`, and are equal
+        on all devices if not.
+        """
+        examples = PartitionSpec(self.axes)
+        everywhere = PartitionSpec()
+        spread = jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=(examples, *[everywhere for _ in whole]),
+            out_specs=examples if apart else everywhere,
+            axis_names=set(self.axes),
+            check_vma=False,  # the equations of a traced model do not say over what they vary
+        )
+        return spread(self._placed(batch), *whole)
+
+    def _placed(self, batch: PyTree) -> PyTree:
+        """The batch with all its arrays divided, as explicit axes ask for."""
+        if AxisType.Explicit not in self.mesh.axis_types:
+            return batch
+        examples = PartitionSpec(self.axes)
+        mesh = self.mesh.abstract_mesh
+        place = NamedSharding(mesh, examples)
+        return jax.tree.map(lambda x: versions.reshard(x, place), batch)
+
+
+def everywhere(tree: PyTree) -> PyTree:
+    """The same arrays, whole on every device that has a part of them."""
+    shards = shards_of(tree)
+    if shards is None:
+        return tree
+    return jax.device_put(tree, NamedSharding(shards.mesh, PartitionSpec()))
+
+
+def shards_of(batch: PyTree) -> Shards | None:
+    """Where the first axis of a batch is divided among devices, if it is.
+
+    Inside a trace this is known for meshes with explicit axes alone; with automatic ones the
+    compiler decides.
+    """
+    for leaf in jax.tree.leaves(batch):
+        sharding = _sharding_of(leaf)
+        if sharding is None or not sharding.spec:
+            continue
+        shards = Shards(sharding.mesh, _names(sharding.spec[0]))
+        if shards.count > 1:
+            return shards
+    return None
+
+
+def axes_in_use(array: Any) -> dict[str, AxisType]:
+    """The axes of a mesh that divide an array, with their types."""
+    sharding = _sharding_of(array)
+    if sharding is None:
+        return {}
+    types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    used = [name for entry in sharding.spec for name in _names(entry)]
+    return {name: types[name] for name in used if sharding.mesh.shape[name] > 1}
+
+
+def _sharding_of(array: Any) -> NamedSharding | None:
+    if not isinstance(array, jax.Array):
+        return None
+    traced = isinstance(array, jax.core.Tracer)
+    sharding = jax.typeof(array).sharding if traced else array.sharding
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The axes that one entry of a `PartitionSpec` names."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())

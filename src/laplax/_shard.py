@@ -1,0 +1,118 @@
+"""Data of a user, divided among the devices of a mesh."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from ._data import Batch, Loader, as_batch, as_data
+from ._engine.shards import Shards
+from ._enums import check_names
+from ._tree import PyTree
+
+
+def shard(data: Any, mesh: Mesh, axis: str | Sequence[str] | None = None) -> Any:
+    """Divide data among the devices of a mesh, for `laplace` and everything after it.
+
+    A number of examples that the devices do not divide is filled up with examples of weight zero,
+    which count nowhere.
+
+    Args:
+        data: As for `laplace`: arrays, or an iterable of batches, which is divided batch by batch
+            as it is read. In a run of several processes, the examples of this process alone; the
+            data set is that of all processes together, each of which must give as many batches.
+        mesh: The devices, as `jax.make_mesh` makes them.
+        axis: The axis or axes of the mesh that divide the examples. By default the first one; the
+            others are left to parameters.
+
+    Returns:
+        A dict with 'input', 'target' and, where needed, 'weight', or an iterable of them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from laplax import shard
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+        >>> data = shard((jnp.ones((4, 3)), jnp.ones((4, 2))), mesh)
+        >>> data["input"].sharding.spec
+        PartitionSpec('data',)
+    """
+    shards = Shards(mesh, _axes(mesh, axis))
+    checked = as_data(data)
+    if isinstance(checked, Loader):
+        return _ShardedBatches(data, shards)
+    return _spread(checked, shards, masked=False)
+
+
+def _axes(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, as jax.make_mesh(shape, names) makes it; got "
+            f"{type(mesh).__name__}"
+        )
+    names = mesh.axis_names[:1] if axis is None else (axis,) if isinstance(axis, str) else axis
+    check_names(names, mesh.axis_names, "axis of the mesh")
+    return tuple(names)
+
+
+class _ShardedBatches:
+    """Batches of an iterable, divided as they are read."""
+
+    def __init__(self, batches: Iterable[Any], shards: Shards) -> None:
+        self._batches = batches
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[dict[str, PyTree]]:
+        batches = iter(self._batches)
+        for number in range(1, 2**62):
+            raw = next(batches, None)
+            if not _all_have(raw is not None, number):
+                return
+            yield _spread(as_batch(raw), self._shards, masked=True)
+
+
+def _all_have(present: bool, number: int) -> bool:
+    """Whether there is one more batch; every process must say the same."""
+    if jax.process_count() == 1:
+        return present
+    answers = multihost_utils.process_allgather(np.array(present))
+    if answers.all() != answers.any():
+        ended = ", ".join(str(i) for i in np.flatnonzero(~answers))
+        raise ValueError(
+            f"the processes have different numbers of batches: there is no batch {number} on "
+            f"process {ended}, and there is one on the others. Every process must give as many "
+            "batches; the batches themselves may differ in size"
+        )
+    return present
+
+
+def _spread(batch: Batch, shards: Shards, masked: bool) -> dict[str, PyTree]:
+    """One batch on the devices; `masked` gives it a weight even where it needs none."""
+    counts = np.array([batch.num_examples])
+    if jax.process_count() > 1:
+        counts = multihost_utils.process_allgather(counts).reshape(-1)
+    here = shards.count_here
+    size = -(-int(counts.max()) // here) * here
+    place = shards.sharding
+    parts: dict[str, PyTree] = {"input": batch.input, "target": batch.target}
+    if masked or batch.weight is not None or np.any(counts < size):
+        parts["weight"] = _weight(batch)
+    missing = size - batch.num_examples
+    # Copies of the last example, which every model and likelihood takes.
+    filled = jax.tree.map(lambda x: _with_more(x, np.repeat(x[-1:], missing, axis=0)), parts)
+    if "weight" in filled:
+        filled["weight"][batch.num_examples :] = 0
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(place, x), filled)
+
+
+def _weight(batch: Batch) -> np.ndarray:
+    return np.ones(batch.num_examples) if batch.weight is None else np.asarray(batch.weight)
+
+
+def _with_more(array: Any, more: Any) -> np.ndarray:
+    return np.concatenate([np.asarray(array), np.asarray(more)])

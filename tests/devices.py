@@ -1,0 +1,315 @@
+"""What the tests of many devices run, in a process of its own: JAX counts its devices once.
+
+`python tests/devices.py NUMBER [float32]` compares every answer on NUMBER virtual devices with the
+answer on one, and prints the largest relative difference of each as JSON.
+`python tests/devices.py processes RANK COUNT PORT` does so in one of COUNT processes. `fail` ends
+the second process before the first one has its answer, `programs` makes those whose text is looked
+at, and `refusals` prints what is said of wrong input.
+"""
+
+import json
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import laplax
+
+TASK = sys.argv[1]
+DEVICES = int(TASK) if TASK.isdigit() else {"programs": 4, "refusals": 4}.get(TASK, 1)
+FLOAT = "float32" if "float32" in sys.argv else "float64"
+jax.config.update("jax_num_cpu_devices", DEVICES)
+jax.config.update("jax_enable_x64", FLOAT == "float64")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+if folder := os.environ.get("LAPLAX_TEST_PROGRAMS"):
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+EXAMPLES = 33  # no number of devices divides it
+PRIOR = {"prior_prec": 2.0}
+STRUCTURES = {
+    "diagonal": {"batch_size": 3},
+    "kfac": {},
+    "ekfac": {},
+    "block_diagonal": {},
+    "full": {},
+    "lanczos": {"rank": 4, "num_products": 12},
+    "lobpcg": {"rank": 3},
+    "hutchinson": {"key": jax.random.key(1), "num_samples": 4},
+}
+LOSSES = {"kfac": "mse", "full": "mse", "lanczos": "binary_cross_entropy"}
+
+
+def network(input, params):
+    return jnp.tanh(input @ params["first"] + params["bias"]) @ params["last"]
+
+
+def convolutions(input, params):
+    image = input.reshape(1, 3, 2, 1)
+    form = ("NHWC", "HWIO", "NHWC")
+    seen = jax.lax.conv_general_dilated(
+        image, params["kernel"], (1, 1), "SAME", dimension_numbers=form
+    )
+    return jnp.tanh(seen).reshape(-1) @ params["last"]
+
+
+class Problem:
+    """Data and parameters, the same in every process."""
+
+    def __init__(self):
+        draw = np.random.default_rng(0)
+        self.input = draw.normal(size=(EXAMPLES, 6)).astype(FLOAT)
+        self.targets = {
+            "cross_entropy": draw.integers(0, 4, size=EXAMPLES),
+            "mse": draw.normal(size=(EXAMPLES, 4)).astype(FLOAT),
+            "binary_cross_entropy": draw.integers(0, 2, size=(EXAMPLES, 4)),
+        }
+        shapes = {"first": (6, 8), "bias": (8,), "last": (8, 4)}
+        self.params = {name: _array(draw, shape) for name, shape in shapes.items()}
+        self.kernels = {"kernel": _array(draw, (2, 2, 1, 2)), "last": _array(draw, (12, 4))}
+
+    def data(self, loss):
+        return self.input, self.targets[loss]
+
+
+def _array(draw, shape):
+    return jnp.asarray(draw.normal(size=shape).astype(FLOAT) / np.sqrt(shape[0]))
+
+
+def mesh_of(shape, names, kind):
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(names))
+
+
+def whole(x):
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def difference(given, expected):
+    """The largest difference, relative to the largest expected number of the same array."""
+    pairs = zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True)
+    both = [(whole(x).astype(float), whole(y).astype(float)) for x, y in pairs]
+    return max(float(np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-300)) for x, y in both)
+
+
+def answers(fit, data, inputs):
+    posterior_fn, _ = fit(data)
+    posterior = posterior_fn(PRIOR)
+    vector = jnp.linspace(0.5, 1, posterior_fn.space.size, dtype=FLOAT)
+    prediction = posterior_fn.predictive()(PRIOR)(inputs)
+    return {
+        "covariance": posterior.cov_mv(vector),
+        "evidence": posterior_fn.log_marginal_likelihood(PRIOR, data),
+        "prediction": dict(prediction),
+    }
+
+
+def judged(fit, data):
+    posterior_fn, _ = fit(data)
+    chosen, _ = posterior_fn.calibrate(data, calibration_objective="nll")
+    return {
+        "evaluation": posterior_fn.evaluate(PRIOR, data)[0],
+        "calibration": dict(chosen),
+        "evidence": dict(posterior_fn.calibrate(data)[0]),
+    }
+
+
+def divided(mesh, axis):
+    """A divided array like `x`, of as many rows as there are devices along the axis."""
+    spread = NamedSharding(mesh, PartitionSpec(axis))
+
+    def place(x):
+        rows = np.resize(x, (mesh.shape[axis], *x.shape[1:]))
+        return rows, jax.make_array_from_callback(rows.shape, spread, lambda i: rows[i])
+
+    return place
+
+
+def compare(problem, mesh, names, params=None, spread=None, model=network, **options):
+    """Every structure of `names` on a mesh against one device."""
+    spread = spread or (lambda data: laplax.shard(data, mesh))
+    rows, placed = divided(mesh, mesh.axis_names[0])(problem.input)
+    given = problem.params if model is network else problem.kernels
+    found = {}
+    for name in names:
+        loss = LOSSES.get(name, "cross_entropy")
+        data = problem.data(loss)
+
+        def fit(data, params, name=name, loss=loss):
+            return laplax.laplace(
+                model, params, data, loss_fn=loss, curv_type=name, **STRUCTURES[name], **options
+            )
+
+        alone = answers(lambda data, fit=fit: fit(data, given), data, rows)
+        together = answers(
+            lambda data, fit=fit: fit(data, given if params is None else params),
+            spread(data),
+            placed,
+        )
+        for what, expected in alone.items():
+            found[f"{name} {what}"] = difference(together[what], expected)
+    return found
+
+
+def compare_judged(problem, mesh, loss, name):
+    data = problem.data(loss)
+
+    def fit(data):
+        return laplax.laplace(network, problem.params, data, loss_fn=loss, curv_type=name)
+
+    alone = judged(fit, data)
+    together = judged(fit, laplax.shard(data, mesh))
+    return {f"{name} {what}": difference(together[what], alone[what]) for what in alone}
+
+
+def batches_of(data, size=9):
+    input, target = data
+    return [(input[i : i + size], target[i : i + size]) for i in range(0, len(input), size)]
+
+
+def on_devices(problem):
+    """The structures on meshes of all devices of this process."""
+    line = mesh_of((DEVICES,), ("data",), AxisType.Auto)
+    explicit = mesh_of((DEVICES,), ("data",), AxisType.Explicit)
+    square = mesh_of((2, DEVICES // 2), ("data", "model"), AxisType.Auto)
+    columns = NamedSharding(square, PartitionSpec(None, "model"))
+    rows = NamedSharding(square, PartitionSpec("model", None))
+    params = {
+        "first": jax.device_put(problem.params["first"], columns),
+        "bias": jax.device_put(
+            problem.params["bias"], NamedSharding(square, PartitionSpec("model"))
+        ),
+        "last": jax.device_put(problem.params["last"], rows),
+    }
+    few = ("diagonal", "kfac")
+    some = STRUCTURES if DEVICES == 4 and FLOAT == "float64" else few
+    results = {
+        "automatic": compare(problem, line, some),
+        "explicit": compare(problem, explicit, some),
+    }
+    if DEVICES > 4:
+        return results
+    results["data x model"] = compare(problem, square, [*few, "lanczos", "full"], params)
+    results["last layer"] = compare(problem, explicit, ["full"], subset="last_layer")
+    results["convolutions"] = compare(problem, line, few, model=convolutions)
+    results["batches"] = compare(
+        problem, explicit, few, spread=lambda data: laplax.shard(batches_of(data), explicit)
+    )
+    results["judged"] = compare_judged(problem, line, "mse", "kfac")
+    results["judged explicit"] = compare_judged(problem, explicit, "cross_entropy", "diagonal")
+    return results
+
+
+def on_processes(problem, rank, count):
+    """Every process has its own examples; batches of other sizes than those of the others."""
+    mesh = mesh_of((count,), ("data",), AxisType.Auto)
+    edges = [0, 8, 33] if count == 2 else [0, 8, 20, 33]
+
+    def mine(data):
+        return tuple(part[edges[rank] : edges[rank + 1]] for part in data)
+
+    def batches(data):
+        input, target = mine(data)
+        half = len(input) // 2
+        return laplax.shard([(input[:half], target[:half]), (input[half:], target[half:])], mesh)
+
+    arrays = compare(
+        problem,
+        mesh,
+        ["full", "kfac", "lanczos"],
+        spread=lambda data: laplax.shard(mine(data), mesh),
+    )
+    loaders = compare(problem, mesh, ["diagonal", "kfac"], spread=batches, model=convolutions)
+    return {"arrays": arrays, "loaders": loaders, "errors": errors(problem, mesh, rank, mine)}
+
+
+def errors(problem, mesh, rank, mine):
+    """What every process is told of what is wrong on one."""
+    data = mine(problem.data("mse"))
+    parts = batches_of(data, 4)[: 1 + rank]
+    other = jax.tree.map(lambda x: x + rank, problem.params)
+
+    fit = {"loss_fn": "mse", "curv_type": "diagonal"}
+    return {
+        "batches": said(
+            lambda: laplax.laplace(network, problem.params, laplax.shard(parts, mesh), **fit)
+        ),
+        "params": said(lambda: laplax.laplace(network, other, laplax.shard(data, mesh), **fit)),
+    }
+
+
+def failing(problem, rank, count):
+    """The second process is gone when the first one waits for its part of the sum."""
+    mesh = mesh_of((count,), ("data",), AxisType.Auto)
+    data = laplax.shard(problem.data("mse"), mesh)
+    if rank == 1:
+        os._exit(3)
+    laplax.laplace(network, problem.params, data, loss_fn="mse", curv_type="diagonal")
+    return {"fit": "done"}
+
+
+def programs(problem):
+    mesh = mesh_of((DEVICES,), ("data",), AxisType.Explicit)
+    data = laplax.shard(problem.data("cross_entropy"), mesh)
+    for name in ("diagonal", "kfac", "lanczos"):
+        options = {"batch_size": 2} | STRUCTURES[name]
+        posterior_fn, _ = laplax.laplace(
+            network, problem.params, data, loss_fn="cross_entropy", curv_type=name, **options
+        )
+    posterior_fn.predictive()(PRIOR)(data["input"])
+    return {}
+
+
+def refusals(problem):
+    explicit = mesh_of((4,), ("d",), AxisType.Explicit)
+    auto = mesh_of((4,), ("d",), AxisType.Auto)
+    data = np.ones((8, 3), FLOAT), np.ones((8, 4), FLOAT)
+    params = {"w": jnp.ones((3, 4), FLOAT)}
+
+    def model(input, params):
+        return jnp.tanh(input @ params["w"])
+
+    def fit(mesh, data):
+        columns = NamedSharding(mesh, PartitionSpec(None, "d"))
+        divided = {"w": jax.device_put(params["w"], columns)}
+        laplax.laplace(model, divided, data, loss_fn="mse", curv_type="diagonal")
+
+    return {
+        "shared": said(lambda: fit(auto, laplax.shard(data, auto))),
+        "explicit": said(lambda: fit(explicit, data)),
+        "axis": said(lambda: laplax.shard(data, auto, "dta")),
+        "mesh": said(lambda: laplax.shard(data, 4)),
+    }
+
+
+def said(call):
+    """The message of the error."""
+    try:
+        call()
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def main():
+    problem_of = {"programs": programs, "refusals": refusals}
+    if TASK in problem_of:
+        answer = problem_of[TASK](Problem())
+    elif TASK.isdigit():
+        answer = on_devices(Problem())
+    else:
+        rank, count, port = map(int, sys.argv[2:5])
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        options = {"heartbeat_timeout_seconds": 10} if TASK == "fail" else {}
+        jax.distributed.initialize(f"localhost:{port}", count, rank, **options)
+        answer = (failing if TASK == "fail" else on_processes)(Problem(), rank, count)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
