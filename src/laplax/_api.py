@@ -1,30 +1,21 @@
 """The front door: `laplace(...)`."""
 
-import copy
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from ._arguments import check_key, in_our_words, warn, whole_number
+from ._arguments import in_our_words, warn, whole_number
 from ._chain import PosteriorFn
 from ._data import Form, Loader
 from ._engine.arrays import all_finite, is_concrete
 from ._engine.chunks import MEMORY_BUDGET
-from ._enums import check_names
 from ._problem import Problem, make_problem
+from ._registry import check_options
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
-from .curvature import (
-    CURVATURES,
-    Curvature,
-    CurvatureOperator,
-    LocalCurvature,
-    curvature_class,
-    subset_scale,
-)
-from .estimators import ESTIMATORS, Diagnostics, Estimator, estimator_class
+from .curvature import CURVATURES, Curvature, CurvatureOperator, LocalCurvature, subset_scale
+from .estimators import ESTIMATORS, Diagnostics, Estimator
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate
 from .structures import Structure
@@ -96,7 +87,7 @@ def laplace(
         >>> print(f"{posterior_fn({'prior_prec': 1.0}).variance()['a']:.4f}")
         0.3478
     """
-    measured, estimator = _resolve(curvature, curv_type, options)
+    measured, estimator = resolve(curvature, curv_type, options)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
@@ -156,7 +147,7 @@ def curvature_mv(
         >>> print(mv(jnp.asarray(1.0)))
         5.0
     """
-    measured = _resolve(curvature, "full", {})[0]
+    measured = CURVATURES.make(curvature)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
@@ -195,78 +186,12 @@ def make_operator(
     return CurvatureOperator(local, problem.data, problem.traced, **given)
 
 
-def _resolve(
+def resolve(
     curvature: str | Curvature, curv_type: str | Estimator, options: dict[str, Any]
 ) -> tuple[Curvature, Estimator]:
     """Names to objects. Each option goes to the constructor that has a field of its name."""
-    makers: list[Any] = []
-    for given, base, find in (
-        (curvature, Curvature, curvature_class),
-        (curv_type, Estimator, estimator_class),
-    ):
-        if isinstance(given, str):
-            makers.append(find(given))
-        elif isinstance(given, base):
-            makers.append(copy.copy(given))  # attributes that are set later belong to later fits
-        else:
-            what = "curvature" if base is Curvature else "curv_type"
-            raise TypeError(f"{what} must be a name or an object; got {given!r}")
-    classes = [maker for maker in makers if isinstance(maker, type)]
-    allowed = [name for cls in classes for name in _field_names(cls)]
-    for name in options:
-        owners = _owners(name)
-        if name not in allowed and owners:
-            raise ValueError(
-                f"option {name!r} belongs to {owners}; this fit has curv_type "
-                f"{curv_type} and curvature {curvature}. The options of an object go into its own "
-                "constructor."
-            )
-    check_names(options, allowed, "option")
-    built = [_build(m, options) if isinstance(m, type) else m for m in makers]
-    return built[0], built[1]
-
-
-def _owners(option: str) -> str:
-    """Which estimators or curvatures have an option, in words."""
-    tables: dict[str, dict[str, Any]] = {"curv_type": ESTIMATORS, "curvature": CURVATURES}
-    found = []
-    for what, classes in tables.items():
-        homes = [str(key) for key, cls in classes.items() if option in _field_names(cls)]
-        found += [f"{what} {' or '.join(homes)}"] if homes else []
-    return ", ".join(found)
-
-
-def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
-
-
-def _build(cls: Any, options: dict[str, Any]) -> Any:
-    given = {name: options[name] for name in _field_names(cls) if name in options}
-    _check_required(cls, given)
-    for name in given:
-        if name == "key" and given[name] is not None:
-            check_key(given[name])
-        if name in _counts(cls) and given[name] is not None:
-            given[name] = whole_number(given[name], name)
-    return cls(**given)
-
-
-def _counts(cls: Any) -> tuple[str, ...]:
-    """Fields that are whole numbers, by their annotation."""
-    fields = dataclasses.fields(cls)
-    return tuple(f.name for f in fields if f.type in (int, int | None, "int", "int | None"))
-
-
-def _check_required(cls: Any, given: dict[str, Any]) -> None:
-    for name in _required(cls):
-        if name not in given:
-            example = "jax.random.key(0)" if name == "key" else "..."
-            raise ValueError(f"{cls.__name__} needs {name!r}: pass {name}={example} to laplace")
-
-
-def _required(cls: Any) -> tuple[str, ...]:
-    fields = dataclasses.fields(cls)
-    return tuple(field.name for field in fields if field.default is dataclasses.MISSING)
+    check_options(options, [(ESTIMATORS, curv_type), (CURVATURES, curvature)])
+    return CURVATURES.make(curvature, options), ESTIMATORS.make(curv_type, options)
 
 
 def _check_counts(counts: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._data import whole_batch
-from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from .._enums import CalibrationMethod, CalibrationObjective, as_member
+from .._registry import Registry
 from ..evidence import evidence_sums
 from ..pushforward import PredictiveFamily
 from ._chosen import Calibrated
@@ -13,10 +14,14 @@ from ._methods import GradientDescent, GridSearch, Method
 from ._noise import natural_scale, noisy_objective, warn_if_contradicted
 from ._objectives import EvidenceObjective, PredictiveObjective, predictive_objective
 
-METHODS: dict[str, type[Method]] = {
-    CalibrationMethod.GRID_SEARCH: GridSearch,
-    CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
-}
+METHODS = Registry[Method](
+    "calibration_method",
+    Method,
+    {
+        CalibrationMethod.GRID_SEARCH: GridSearch,
+        CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
+    },
+)
 EVIDENCE = CalibrationObjective.MARGINAL_LOG_LIKELIHOOD
 
 
@@ -25,11 +30,7 @@ def register_calibration_method(name: str, method: type[Method]) -> None:
 
     A convenience: `calibration` takes the object itself as well.
     """
-    if not (isinstance(method, type) and issubclass(method, Method)):
-        raise TypeError(f"method must be a subclass of Method; got {method!r}")
-    if name in METHODS:
-        raise ValueError(f"calibration_method {name!r} exists already; choose another name")
-    METHODS[name] = method
+    METHODS.register(name, method)
 
 
 def calibrate(
@@ -41,7 +42,7 @@ def calibrate(
     progress: bool | None,
 ) -> tuple[Calibrated, PredictiveFamily]:
     """The best prior arguments, and the predictive with the record of the search."""
-    search = _resolve_method(method)
+    search = method if isinstance(method, Method) else METHODS.make(method)
     fixed = dict(prior_arguments or {})
     predictive.posterior_fn.parse({"prior_prec": 1.0, **fixed})  # refused before work starts
     target = _resolve_objective(objective, search, fixed)
@@ -84,16 +85,6 @@ def _resolve_objective(objective: Any, method: Method, fixed: Mapping[str, Any])
     if objective is EVIDENCE and isinstance(method, GradientDescent):
         _refuse_temperature(fixed)
     return objective
-
-
-def _resolve_method(method: Any) -> Method:
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, type) and issubclass(method, Method):
-        raise TypeError(f"calibration_method is a class; pass {method.__name__}()")
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
-    raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
 
 
 def _refuse_temperature(initial: Mapping[str, Any]) -> None:
