@@ -60,8 +60,7 @@ def all_finite(tree: PyTree) -> bool:
 _KNOWN_FINITE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
-@functools.cache
-def cpus() -> frozenset[Any]:
+def cpus() -> frozenset[jax.Device]:
     """The CPU devices of this process, whose arrays NumPy can read in place."""
     return frozenset(jax.local_devices(backend="cpu"))
 

@@ -10,11 +10,12 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import jax
 
-F = TypeVar("F", bound=Callable[..., Any])
+Owner = TypeVar("Owner")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -126,18 +127,22 @@ def _another(step: Callable[..., Any]) -> Callable[..., Any]:
     return another
 
 
-def kept(fn: F) -> F:
-    """Remember the answers of `fn(owner, ...)` on the owner, an object that does not change."""
+def kept(fn: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
+    """Remember the answers of `fn(owner, *args)` on the owner, an object that does not change.
+
+    The key is the function and the arguments, which are positional and have a hash.
+    """
 
     @functools.wraps(fn)
-    def call(owner: Any, *args: Any) -> Any:
-        memo = vars(owner).setdefault("_answers", {})
+    def call(owner: Owner, *args: P.args, **none: P.kwargs) -> T:
+        answers = vars(owner).setdefault("_answers", {})
         key = (fn, *args)
-        if key not in memo:
-            memo[key] = fn(owner, *args)
-        return memo[key]
+        if key not in answers:
+            answers[key] = fn(owner, *args, **none)
+        answer: T = answers[key]
+        return answer
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def has_hash(value: Any) -> bool:

@@ -26,6 +26,8 @@ LIKELIHOODS = Registry[Likelihood](
         LossFn.HETEROSCEDASTIC: HeteroscedasticGaussian,
     },
 )
+# One object for a name: programs are looked up by it, and found faster.
+_NAMED = {name: likelihood() for name, likelihood in LIKELIHOODS.items()}
 
 
 def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
@@ -34,10 +36,11 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
     >>> as_likelihood("mse")
     Gaussian()
     """
-    if isinstance(loss_fn, str | Likelihood):
+    if isinstance(loss_fn, Likelihood):
         return LIKELIHOODS.make(loss_fn)
-    if isinstance(loss_fn, type):
+    if isinstance(loss_fn, str | type):
         LIKELIHOODS.check(loss_fn)
+        return _NAMED[str(loss_fn)]
     if callable(loss_fn):
         return Custom(loss_fn)
     raise TypeError(
