@@ -1,23 +1,24 @@
 """The objects that a user chains: a posterior that knows its model, and its predictive."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 import jax
 
 from ._arguments import check_key
+from ._data import DataLike
 from ._engine.chunks import MEMORY_BUDGET
+from ._enums import NUM_SAMPLES, PUSHFORWARD, CalibrationMethod
 from ._model import Model
-from ._tree import pytree
+from ._tree import PyTree, pytree
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
-from .evaluation import MetricLike, evaluate
+from .evaluation import MetricLike, Metrics, Results, evaluate
 from .evidence import evidence_sums, log_evidence
 from .likelihoods import DataFit
 from .posterior import CurvEstimate, Posterior, PosteriorFamily
 from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
 
-Metrics = Sequence[MetricLike] | Mapping[str, MetricLike] | None
-GRID_SEARCH = "grid_search"
+GRID_SEARCH = CalibrationMethod.GRID_SEARCH
 
 
 @pytree
@@ -31,11 +32,11 @@ class SetProbPredictive(PredictiveFamily):
 
     def calibrate(
         self,
-        data: Any,
+        data: DataLike,
         *,
-        calibration_objective: Any = EVIDENCE,
+        calibration_objective: MetricLike = EVIDENCE,
         calibration_method: str | Method = GRID_SEARCH,
-        prior_arguments: Mapping[str, Any] | None = None,
+        prior_arguments: Mapping[str, PyTree] | None = None,
         progress: bool | None = None,
     ) -> "tuple[Calibrated, SetProbPredictive]":
         """Choose the hyperparameters of this predictive; see `laplax.calibration`."""
@@ -46,12 +47,12 @@ class SetProbPredictive(PredictiveFamily):
 
     def evaluate(
         self,
-        prior_arguments: Mapping[str, Any],
-        data: Any,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike,
         *,
         metrics: Metrics = None,
         progress: bool | None = None,
-    ) -> tuple[dict[str, Any], ProbPredictive]:
+    ) -> tuple[Results, ProbPredictive]:
         """Judge this predictive on held-out data; see `laplax.evaluation`.
 
         Prior arguments that a search chose for another predictive are refused.
@@ -74,27 +75,41 @@ class PosteriorFn(PosteriorFamily):
     def predictive(
         self,
         *,
-        pushforward_type: str = "linear",
+        pushforward_type: str = PUSHFORWARD,
         predictive_type: str | None = None,
-        num_samples: int = 100,
+        num_samples: int = NUM_SAMPLES,
         key: jax.Array | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> SetProbPredictive:
         """Push the posterior through the network of the fit; see `laplax.predictive`."""
-        return self.predictive_with(
-            self.fitted_model, pushforward_type, predictive_type, num_samples, key, memory_budget
+        model = self.fitted_model
+        return self.predictive_of(
+            model, {}, pushforward_type, predictive_type, num_samples, key, memory_budget
         )
 
-    def predictive_with(
+    def predictive_of(
         self,
         model: Model,
-        pushforward_type: str,
-        predictive_type: str | None,
-        num_samples: int,
-        key: jax.Array | None,
+        prior_arguments: Mapping[str, PyTree],
+        pushforward_type: str | None = None,
+        predictive_type: str | None = None,
+        num_samples: int | None = None,
+        key: jax.Array | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> SetProbPredictive:
-        """The same with a model that `model_of` accepted."""
+        """The predictive that a user asks for, with a model that `model_of` accepted.
+
+        What is None is as the search knows it that chose the prior arguments, or the default.
+        """
+        if isinstance(prior_arguments, Calibrated):
+            recipe = prior_arguments.recipe
+            pushforward_type = pushforward_type or recipe.pushforward
+            if predictive_type is None and pushforward_type == recipe.pushforward:
+                predictive_type = recipe.predictive
+            num_samples = recipe.num_samples if num_samples is None else num_samples
+            key = prior_arguments.key if key is None else key
+        pushforward_type = pushforward_type or PUSHFORWARD
+        num_samples = NUM_SAMPLES if num_samples is None else num_samples
         recipe = make_recipe(self.likelihood, pushforward_type, predictive_type, num_samples)
         seed = jax.random.key(0) if key is None else key
         check_key(seed)
@@ -102,11 +117,11 @@ class PosteriorFn(PosteriorFamily):
 
     def calibrate(
         self,
-        data: Any,
+        data: DataLike,
         *,
-        calibration_objective: Any = EVIDENCE,
+        calibration_objective: MetricLike = EVIDENCE,
         calibration_method: str | Method = GRID_SEARCH,
-        prior_arguments: Mapping[str, Any] | None = None,
+        prior_arguments: Mapping[str, PyTree] | None = None,
         progress: bool | None = None,
     ) -> tuple[Calibrated, SetProbPredictive]:
         """Choose the hyperparameters of the default predictive; see `laplax.calibration`."""
@@ -120,43 +135,22 @@ class PosteriorFn(PosteriorFamily):
 
     def evaluate(
         self,
-        prior_arguments: Mapping[str, Any],
-        data: Any,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike,
         *,
         metrics: Metrics = None,
         progress: bool | None = None,
-    ) -> tuple[dict[str, Any], ProbPredictive]:
+    ) -> tuple[Results, ProbPredictive]:
         """Judge the predictive that the prior arguments were chosen for, or the default one."""
         predictive = self.predictive_of(self.fitted_model, prior_arguments)
         return predictive.evaluate(prior_arguments, data, metrics=metrics, progress=progress)
 
-    def predictive_of(
-        self,
-        model: Model,
-        prior_arguments: Mapping[str, Any],
-        pushforward_type: str | None = None,
-        predictive_type: str | None = None,
-        num_samples: int | None = None,
-        key: jax.Array | None = None,
-    ) -> SetProbPredictive:
-        """The predictive that a user asks for; what is None is as the prior arguments know it."""
-        if isinstance(prior_arguments, Calibrated):
-            recipe = prior_arguments.recipe
-            pushforward_type = pushforward_type or recipe.pushforward
-            if predictive_type is None and pushforward_type == recipe.pushforward:
-                predictive_type = recipe.predictive
-            num_samples = recipe.num_samples if num_samples is None else num_samples
-            key = prior_arguments.key if key is None else key
-        return self.predictive_with(
-            model,
-            pushforward_type or "linear",
-            predictive_type,
-            100 if num_samples is None else num_samples,
-            key,
-        )
-
     def log_marginal_likelihood(
-        self, prior_arguments: Mapping[str, Any], data: Any, *, progress: bool | None = None
+        self,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike | DataFit,
+        *,
+        progress: bool | None = None,
     ) -> jax.Array:
         """log p(D) of the training data, or of their `DataFit`; differentiable in every argument.
 
@@ -166,12 +160,12 @@ class PosteriorFn(PosteriorFamily):
             data = evidence_sums(self, self.fitted_model, data, progress)
         return log_evidence(self, prior_arguments, data)
 
-    def effective_parameters(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def effective_parameters(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
         return self(prior_arguments).precision.effective_parameters()
 
 
-def check_posterior_fn(given: Any) -> PosteriorFn:
+def check_posterior_fn(given: object) -> PosteriorFn:
     """Refuse what is not a `PosteriorFn`, and say what it is."""
     if isinstance(given, PosteriorFn):
         return given

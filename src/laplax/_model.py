@@ -1,13 +1,14 @@
 """The user's function, seen one example at a time or a batch at a time."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from ._engine.memo import Weak, WeakInside, home
+from ._engine.memo import Weak, WeakInside, home, model_jit
 from ._tree import PyTree, widen
 
 
@@ -56,6 +57,12 @@ class Model(WeakInside):
         if self.vmap_over_data:
             return jax.vmap(self.one, in_axes=(0, None))(input, params)
         return widen(self.fn(input=input, params=params))
+
+
+@functools.partial(model_jit, static_argnums=(0,))
+def outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
+    """Outputs for a batch, as one program."""
+    return model.batch(input, params)
 
 
 def check_signature(model_fn: Callable[..., Any]) -> None:

@@ -127,12 +127,14 @@ def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, floa
     problem = setting.problem
     # A grid has one axis; where the noise is to be found as well, both descend together.
     usual = "gradient_descent" if problem.likelihood.has_noise else "grid_search"
+    data = problem.data if setting.by_evidence else setting.calibration
+    assert data is not None
     search = functools.partial(
         calibrate,
         posterior_fn,
         setting.model_fn,
         problem.params,
-        problem.data if setting.by_evidence else setting.calibration,
+        data,
         calibration_objective=setting.objective,
         progress=setting.progress,
     )

@@ -15,8 +15,7 @@ from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, Chunks, cut, total_memory
 from .._engine.linalg import eigenpairs_of_rows, eigh
 from .._engine.loops import map_over, sum_over
-from .._engine.memo import model_jit
-from .._model import Model
+from .._model import Model, outputs
 from .._problem import make_problem
 from .._space import ParamSpace
 from .._tree import PyTree
@@ -170,7 +169,7 @@ class _View:
 
     def outputs(self) -> jax.Array:
         """f(C), (n, *out)."""
-        return _outputs(self.local.model, self.local.params, self.points)
+        return outputs(self.local.model, self.local.params, self.points)
 
     def push(self, V: jax.Array) -> jax.Array:
         """J(C) v for the rows of V (k, P): (n, C, k)."""
@@ -193,11 +192,6 @@ class _View:
 
     def _chunks(self, vectors: int) -> Chunks:
         return cut(self.operator.product_work(vectors), self.count, self.memory_budget)
-
-
-@functools.partial(model_jit, static_argnums=(0,))
-def _outputs(model: Model, params: PyTree, points: PyTree) -> jax.Array:
-    return model.batch(points, params)
 
 
 def _moved(part: PyTree, local: LocalCurvature, V: jax.Array) -> jax.Array:
