@@ -1,13 +1,13 @@
 """The front door: `laplace(...)`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from ._arguments import in_our_words, warn, whole_number
 from ._chain import PosteriorFn
-from ._data import Form, Loader
+from ._data import DataLike, Form, Loader
 from ._engine.arrays import all_finite, is_concrete
 from ._engine.chunks import MEMORY_BUDGET
 from ._problem import Problem, make_problem
@@ -26,7 +26,7 @@ from .subset import Subset, select
 def laplace(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
-    data: Any,
+    data: DataLike,
     *,
     loss_fn: str | Likelihood | Callable,
     curv_type: str | Estimator = "full",
@@ -61,7 +61,7 @@ def laplace(
             or a `Curvature`.
         subset: The parameters that are random; the others stay at their values. `"last_layer"`
             (the last weight that is multiplied with features, and the biases added after it),
-            a glob on path names (`"Dense_2/*"`), a regular expression (`re.compile(...)`), a
+            a glob on path names (`"Dense_2/*"`), a regular expression (`re.Pattern`), a
             predicate on the path, or a pytree of booleans; boolean arrays in it select single
             entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
@@ -130,7 +130,7 @@ def finish(
 def curvature_mv(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
-    data: Any,
+    data: DataLike,
     *,
     loss_fn: str | Likelihood | Callable,
     curvature: str | Curvature = "ggn",
@@ -160,18 +160,23 @@ def make_operator(
     subset: Subset,
     *,
     progress: bool | None,
-    **counts: Any,
+    num_total_samples: int | None = None,
+    num_curv_samples: int | None = None,
+    batch_size: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
 ) -> CurvatureOperator:
-    """The curvature of a checked problem over the parameters that vary.
-
-    `counts` are the operator's fields of that kind: numbers of samples, batch size, memory budget.
-    """
-    counts = _check_counts(counts)
+    """The curvature of a checked problem over the parameters that vary."""
+    total = _count(num_total_samples, "num_total_samples")
+    part = _count(num_curv_samples, "num_curv_samples")
+    if part and not total:
+        raise ValueError(
+            "num_curv_samples is the part of num_total_samples that the data are; give both, or "
+            "num_total_samples alone: the data are counted"
+        )
     if isinstance(problem.data, Loader):
         problem.data.one_form = True  # what is read off the traced model is read once
-    if counts.get("num_total_samples") and not isinstance(problem.data, Loader):
-        seen = counts.get("num_curv_samples") or problem.data.num_counted
-        subset_scale(counts["num_total_samples"], seen)  # before work starts
+    if total and not isinstance(problem.data, Loader):
+        subset_scale(total, part or problem.data.num_counted)  # before work starts
     measured.check(problem)
     space = select(subset, problem.params, problem.traced)
     _warn_if_unread(problem, space)
@@ -182,26 +187,28 @@ def make_operator(
             "what is fixed outside of model_fn"
         )
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
-    given: dict[str, Any] = {**counts, "progress": progress}
-    return CurvatureOperator(local, problem.data, problem.traced, **given)
+    return CurvatureOperator(
+        local,
+        problem.data,
+        problem.traced,
+        num_total_samples=total,
+        num_curv_samples=part,
+        batch_size=_count(batch_size, "batch_size"),
+        memory_budget=whole_number(memory_budget, "memory_budget"),
+        progress=progress,
+    )
 
 
 def resolve(
-    curvature: str | Curvature, curv_type: str | Estimator, options: dict[str, Any]
+    curvature: str | Curvature, curv_type: str | Estimator, options: Mapping[str, object]
 ) -> tuple[Curvature, Estimator]:
     """Names to objects. Each option goes to the constructor that has a field of its name."""
     check_options(options, [(ESTIMATORS, curv_type), (CURVATURES, curvature)])
     return CURVATURES.make(curvature, options), ESTIMATORS.make(curv_type, options)
 
 
-def _check_counts(counts: dict[str, Any]) -> dict[str, Any]:
-    counts = {n: value if value is None else whole_number(value, n) for n, value in counts.items()}
-    if counts.get("num_curv_samples") and not counts.get("num_total_samples"):
-        raise ValueError(
-            "num_curv_samples is the part of num_total_samples that the data are; give both, or "
-            "num_total_samples alone: the data are counted"
-        )
-    return counts
+def _count(value: int | None, name: str) -> int | None:
+    return None if value is None else whole_number(value, name)
 
 
 def _warn_if_unread(problem: Problem, space: ParamSpace) -> None:

@@ -344,7 +344,7 @@ def refuse_explicit_axes(array: jax.Array | np.ndarray, what: str) -> None:
     """Refuse arrays on a mesh with explicit axes, before JAX does.
 
     Under explicit axes every operation must say how its result is split; the library leaves that
-    to the compiler, which automatic axes allow.
+    to JAX, which automatic axes allow.
     """
     if not isinstance(array, jax.Array):
         return

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ class Model(WeakInside):
         return self
 
     @property
-    def memo(self) -> dict[Any, Any]:
+    def memo(self) -> dict[Hashable, Any]:
         """What is remembered of the function."""
         return home(self.fn).memo
 
@@ -65,7 +65,7 @@ def outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
     return model.batch(input, params)
 
 
-def check_signature(model_fn: Callable[..., Any]) -> None:
+def check_signature(model_fn: Callable[..., object]) -> None:
     """`model_fn` must take keywords `input` and `params`."""
     if not callable(model_fn):
         raise TypeError(
@@ -78,7 +78,7 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
         checked[_check_keywords] = True
 
 
-def _check_keywords(model_fn: Callable[..., Any]) -> None:
+def _check_keywords(model_fn: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(model_fn)
     except ValueError:  # builtins without a signature: the call itself will tell

@@ -155,7 +155,7 @@ def _answers(
 ) -> tuple[jax.Array, jax.Array, PyTree, ProbPredictive]:
     """Evidence, effective parameters, variances and the predictive.
 
-    They are compiled as one, without predictions: convolutions in one program with the loop over
+    They are one program, without predictions: convolutions in one program with the loop over
     inputs are slow on a CPU.
     """
     posterior_fn = set_prob_predictive.posterior_fn
