@@ -11,7 +11,7 @@ from ._engine.arrays import is_concrete
 from ._engine.memo import model_jit
 from ._model import Model
 from ._traced import Traced
-from ._tree import PyTree, is_floating
+from ._tree import PyTree, coarsest_eps
 
 CHECK = "examples are independent"
 
@@ -63,8 +63,7 @@ def _outputs(model: Model, params: PyTree, pair: PyTree) -> tuple[jax.Array, jax
 
 def _allowed(together: np.ndarray, apart: np.ndarray, given: PyTree) -> float:
     """Rounding, and what a coarse product inside of the model may make of it."""
-    dtypes = {x.dtype for x in jax.tree.leaves(given) if is_floating(x.dtype)}
-    eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+    eps = coarsest_eps(given)
     spread = max(np.abs(x[0] - x[1]).max(initial=0) for x in (together, apart))
     size = float(np.abs([together, apart]).max(initial=0))
     return min(0.05, eps**0.25) * float(spread) + 32 * eps * size

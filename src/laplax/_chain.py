@@ -1,5 +1,6 @@
 """The objects that a user chains: a posterior that knows its model, and its predictive."""
 
+import abc
 from collections.abc import Mapping
 from typing import cast
 
@@ -21,14 +22,12 @@ from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
 GRID_SEARCH = CalibrationMethod.GRID_SEARCH
 
 
-@pytree
-class SetProbPredictive(PredictiveFamily):
-    """`set_prob_predictive(prior_arguments) -> prob_predictive`.
+class Chain(abc.ABC):
+    """The steps that a posterior and its predictives have in common."""
 
-    `trace` is the record of the search that made it, if there was one.
-    """
-
-    posterior_fn: "PosteriorFn"
+    @abc.abstractmethod
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> "SetProbPredictive":
+        """This predictive; of a posterior, the one that the prior arguments were chosen for."""
 
     def calibrate(
         self,
@@ -39,9 +38,13 @@ class SetProbPredictive(PredictiveFamily):
         prior_arguments: Mapping[str, PyTree] | None = None,
         progress: bool | None = None,
     ) -> "tuple[Calibrated, SetProbPredictive]":
-        """Choose the hyperparameters of this predictive; see `laplax.calibration`."""
+        """Choose the hyperparameters of this predictive; see `laplax.calibration`.
+
+        Of a posterior, those of its default predictive.
+        """
+        predictive = self._predictive_for({})
         chosen, searched = calibrate(
-            self, data, calibration_objective, calibration_method, prior_arguments, progress
+            predictive, data, calibration_objective, calibration_method, prior_arguments, progress
         )
         return chosen, cast(SetProbPredictive, searched)
 
@@ -55,14 +58,29 @@ class SetProbPredictive(PredictiveFamily):
     ) -> tuple[Results, ProbPredictive]:
         """Judge this predictive on held-out data; see `laplax.evaluation`.
 
-        Prior arguments that a search chose for another predictive are refused.
+        Prior arguments that a search chose for another predictive are refused. Of a posterior, the
+        predictive is judged that they were chosen for, or the default one.
         """
-        check_chosen_for(prior_arguments, self)
-        return evaluate(self, prior_arguments, data, metrics, progress)
+        predictive = self._predictive_for(prior_arguments)
+        check_chosen_for(prior_arguments, predictive)
+        return evaluate(predictive, prior_arguments, data, metrics, progress)
 
 
 @pytree
-class PosteriorFn(PosteriorFamily):
+class SetProbPredictive(PredictiveFamily, Chain):
+    """`set_prob_predictive(prior_arguments) -> prob_predictive`.
+
+    `trace` is the record of the search that made it, if there was one.
+    """
+
+    posterior_fn: "PosteriorFn"
+
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> "SetProbPredictive":
+        return self
+
+
+@pytree
+class PosteriorFn(PosteriorFamily, Chain):
     """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates.
 
     It knows the model, the likelihood and the data of the fit, so that the steps chain:
@@ -115,35 +133,8 @@ class PosteriorFn(PosteriorFamily):
         check_key(seed)
         return SetProbPredictive(self, seed, model, recipe, memory_budget)
 
-    def calibrate(
-        self,
-        data: DataLike,
-        *,
-        calibration_objective: MetricLike = EVIDENCE,
-        calibration_method: str | Method = GRID_SEARCH,
-        prior_arguments: Mapping[str, PyTree] | None = None,
-        progress: bool | None = None,
-    ) -> tuple[Calibrated, SetProbPredictive]:
-        """Choose the hyperparameters of the default predictive; see `laplax.calibration`."""
-        return self.predictive().calibrate(
-            data,
-            calibration_objective=calibration_objective,
-            calibration_method=calibration_method,
-            prior_arguments=prior_arguments,
-            progress=progress,
-        )
-
-    def evaluate(
-        self,
-        prior_arguments: Mapping[str, PyTree],
-        data: DataLike,
-        *,
-        metrics: Metrics = None,
-        progress: bool | None = None,
-    ) -> tuple[Results, ProbPredictive]:
-        """Judge the predictive that the prior arguments were chosen for, or the default one."""
-        predictive = self.predictive_of(self.fitted_model, prior_arguments)
-        return predictive.evaluate(prior_arguments, data, metrics=metrics, progress=progress)
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> SetProbPredictive:
+        return self.predictive_of(self.fitted_model, prior_arguments)
 
     def log_marginal_likelihood(
         self,

@@ -75,6 +75,12 @@ def is_floating(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or bool(jnp.issubdtype(dtype, jnp.floating))
 
 
+def coarsest_eps(tree: PyTree) -> float:
+    """The relative rounding error of the narrowest floating-point type among the leaves."""
+    dtypes = {x.dtype for x in jax.tree.leaves(tree) if is_floating(x.dtype)}
+    return max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
+
+
 def widen(x: jax.Array) -> jax.Array:
     """At least float32: bfloat16 counts to 256, float16 to 2,048."""
     return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x

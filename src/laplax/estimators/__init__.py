@@ -30,6 +30,12 @@ ESTIMATORS = Registry[Estimator](
 )
 
 
+def estimator_class(curv_type: str) -> type[Estimator]:
+    """The class that a name stands for."""
+    ESTIMATORS.check(curv_type)
+    return ESTIMATORS[curv_type]
+
+
 def register_curvature_method(name: str, estimator: type[Estimator]) -> None:
     """Give an estimator class a name for `laplace(..., curv_type=name)`.
 
