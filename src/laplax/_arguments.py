@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,8 @@ def whole_number(value: object, name: str, least: int = 1) -> int:
     return number
 
 
-def _as_int(value: object) -> int | None:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, SupportsIndex):
+def _as_int(value: Any) -> int | None:
+    if isinstance(value, bool | np.bool_):
         return None
     try:
         return operator.index(value)

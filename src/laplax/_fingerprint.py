@@ -4,13 +4,13 @@ import dataclasses
 import weakref
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ._engine.arrays import cpus
-from ._tree import PyTree, coarsest_eps, is_floating
+from ._tree import PyTree, is_floating
 
 COLUMNS = 8  # entries of an example that are looked at, evenly spaced
-WHOLE_EPS = 1e-9  # what sums of whole numbers may differ by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,11 @@ def fingerprint(input: PyTree, target: PyTree, weight: jax.Array | None) -> Fing
         pairs = [_sums(x, each) for x in leaves]
         total = float(each.sum())
     sums, sizes = np.array(pairs).T
-    has_whole = not all(is_floating(x.dtype) for x in leaves)
-    return Fingerprint(total, sums, sizes, max(coarsest_eps(leaves), WHOLE_EPS * has_whole))
+    return Fingerprint(total, sums, sizes, max(_eps(x.dtype) for x in leaves))
+
+
+def _eps(dtype: np.dtype) -> float:
+    return float(jnp.finfo(dtype).eps) if is_floating(dtype) else 1e-9
 
 
 def _sums(x: jax.Array | np.ndarray, weight: np.ndarray | None = None) -> tuple[float, float]:
