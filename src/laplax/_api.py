@@ -1,30 +1,21 @@
 """The front door: `laplace(...)`."""
 
-import copy
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-from ._arguments import check_key, in_our_words, warn, whole_number
+from ._arguments import in_our_words, warn, whole_number
 from ._chain import PosteriorFn
-from ._data import Form, Loader
+from ._data import DataLike, Form, Loader
 from ._engine.arrays import all_finite, is_concrete
 from ._engine.chunks import MEMORY_BUDGET
-from ._enums import check_names
 from ._problem import Problem, make_problem
+from ._registry import check_options
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
-from .curvature import (
-    CURVATURES,
-    Curvature,
-    CurvatureOperator,
-    LocalCurvature,
-    curvature_class,
-    subset_scale,
-)
-from .estimators import ESTIMATORS, Diagnostics, Estimator, estimator_class
+from .curvature import CURVATURES, Curvature, CurvatureOperator, LocalCurvature, subset_scale
+from .estimators import ESTIMATORS, Diagnostics, Estimator
 from .likelihoods import Likelihood
 from .posterior import CurvEstimate
 from .structures import Structure
@@ -35,7 +26,7 @@ from .subset import Subset, select
 def laplace(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
-    data: Any,
+    data: DataLike,
     *,
     loss_fn: str | Likelihood | Callable,
     curv_type: str | Estimator = "full",
@@ -70,7 +61,7 @@ def laplace(
             or a `Curvature`.
         subset: The parameters that are random; the others stay at their values. `"last_layer"`
             (the last weight that is multiplied with features, and the biases added after it),
-            a glob on path names (`"Dense_2/*"`), a regular expression (`re.compile(...)`), a
+            a glob on path names (`"Dense_2/*"`), a regular expression (`re.Pattern`), a
             predicate on the path, or a pytree of booleans; boolean arrays in it select single
             entries (`largest_variance`, `largest_magnitude` make such masks). None takes all.
         vmap_over_data: Whether `model_fn` sees one example.
@@ -96,7 +87,7 @@ def laplace(
         >>> print(f"{posterior_fn({'prior_prec': 1.0}).variance()['a']:.4f}")
         0.3478
     """
-    measured, estimator = _resolve(curvature, curv_type, options)
+    measured, estimator = resolve(curvature, curv_type, options)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
@@ -139,7 +130,7 @@ def finish(
 def curvature_mv(
     model_fn: Callable[..., jax.Array],
     params: PyTree,
-    data: Any,
+    data: DataLike,
     *,
     loss_fn: str | Likelihood | Callable,
     curvature: str | Curvature = "ggn",
@@ -156,7 +147,7 @@ def curvature_mv(
         >>> print(mv(jnp.asarray(1.0)))
         5.0
     """
-    measured = _resolve(curvature, "full", {})[0]
+    measured = CURVATURES.make(curvature)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
@@ -169,18 +160,23 @@ def make_operator(
     subset: Subset,
     *,
     progress: bool | None,
-    **counts: Any,
+    num_total_samples: int | None = None,
+    num_curv_samples: int | None = None,
+    batch_size: int | None = None,
+    memory_budget: int = MEMORY_BUDGET,
 ) -> CurvatureOperator:
-    """The curvature of a checked problem over the parameters that vary.
-
-    `counts` are the operator's fields of that kind: numbers of samples, batch size, memory budget.
-    """
-    counts = _check_counts(counts)
+    """The curvature of a checked problem over the parameters that vary."""
+    total = _count(num_total_samples, "num_total_samples")
+    part = _count(num_curv_samples, "num_curv_samples")
+    if part and not total:
+        raise ValueError(
+            "num_curv_samples is the part of num_total_samples that the data are; give both, or "
+            "num_total_samples alone: the data are counted"
+        )
     if isinstance(problem.data, Loader):
         problem.data.one_form = True  # what is read off the traced model is read once
-    if counts.get("num_total_samples") and not isinstance(problem.data, Loader):
-        seen = counts.get("num_curv_samples") or problem.data.num_counted
-        subset_scale(counts["num_total_samples"], seen)  # before work starts
+    if total and not isinstance(problem.data, Loader):
+        subset_scale(total, part or problem.data.num_counted)  # before work starts
     measured.check(problem)
     space = select(subset, problem.params, problem.traced)
     _warn_if_unread(problem, space)
@@ -191,92 +187,28 @@ def make_operator(
             "what is fixed outside of model_fn"
         )
     local = LocalCurvature(problem.params, measured, problem.model, problem.likelihood, space)
-    given: dict[str, Any] = {**counts, "progress": progress}
-    return CurvatureOperator(local, problem.data, problem.traced, **given)
+    return CurvatureOperator(
+        local,
+        problem.data,
+        problem.traced,
+        num_total_samples=total,
+        num_curv_samples=part,
+        batch_size=_count(batch_size, "batch_size"),
+        memory_budget=whole_number(memory_budget, "memory_budget"),
+        progress=progress,
+    )
 
 
-def _resolve(
-    curvature: str | Curvature, curv_type: str | Estimator, options: dict[str, Any]
+def resolve(
+    curvature: str | Curvature, curv_type: str | Estimator, options: Mapping[str, object]
 ) -> tuple[Curvature, Estimator]:
     """Names to objects. Each option goes to the constructor that has a field of its name."""
-    makers: list[Any] = []
-    for given, base, find in (
-        (curvature, Curvature, curvature_class),
-        (curv_type, Estimator, estimator_class),
-    ):
-        if isinstance(given, str):
-            makers.append(find(given))
-        elif isinstance(given, base):
-            makers.append(copy.copy(given))  # attributes that are set later belong to later fits
-        else:
-            what = "curvature" if base is Curvature else "curv_type"
-            raise TypeError(f"{what} must be a name or an object; got {given!r}")
-    classes = [maker for maker in makers if isinstance(maker, type)]
-    allowed = [name for cls in classes for name in _field_names(cls)]
-    for name in options:
-        owners = _owners(name)
-        if name not in allowed and owners:
-            raise ValueError(
-                f"option {name!r} belongs to {owners}; this fit has curv_type "
-                f"{curv_type} and curvature {curvature}. The options of an object go into its own "
-                "constructor."
-            )
-    check_names(options, allowed, "option")
-    built = [_build(m, options) if isinstance(m, type) else m for m in makers]
-    return built[0], built[1]
+    check_options(options, [(ESTIMATORS, curv_type), (CURVATURES, curvature)])
+    return CURVATURES.make(curvature, options), ESTIMATORS.make(curv_type, options)
 
 
-def _owners(option: str) -> str:
-    """Which estimators or curvatures have an option, in words."""
-    tables: dict[str, dict[str, Any]] = {"curv_type": ESTIMATORS, "curvature": CURVATURES}
-    found = []
-    for what, classes in tables.items():
-        homes = [str(key) for key, cls in classes.items() if option in _field_names(cls)]
-        found += [f"{what} {' or '.join(homes)}"] if homes else []
-    return ", ".join(found)
-
-
-def _field_names(cls: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
-
-
-def _build(cls: Any, options: dict[str, Any]) -> Any:
-    given = {name: options[name] for name in _field_names(cls) if name in options}
-    _check_required(cls, given)
-    for name in given:
-        if name == "key" and given[name] is not None:
-            check_key(given[name])
-        if name in _counts(cls) and given[name] is not None:
-            given[name] = whole_number(given[name], name)
-    return cls(**given)
-
-
-def _counts(cls: Any) -> tuple[str, ...]:
-    """Fields that are whole numbers, by their annotation."""
-    fields = dataclasses.fields(cls)
-    return tuple(f.name for f in fields if f.type in (int, int | None, "int", "int | None"))
-
-
-def _check_required(cls: Any, given: dict[str, Any]) -> None:
-    for name in _required(cls):
-        if name not in given:
-            example = "jax.random.key(0)" if name == "key" else "..."
-            raise ValueError(f"{cls.__name__} needs {name!r}: pass {name}={example} to laplace")
-
-
-def _required(cls: Any) -> tuple[str, ...]:
-    fields = dataclasses.fields(cls)
-    return tuple(field.name for field in fields if field.default is dataclasses.MISSING)
-
-
-def _check_counts(counts: dict[str, Any]) -> dict[str, Any]:
-    counts = {n: value if value is None else whole_number(value, n) for n, value in counts.items()}
-    if counts.get("num_curv_samples") and not counts.get("num_total_samples"):
-        raise ValueError(
-            "num_curv_samples is the part of num_total_samples that the data are; give both, or "
-            "num_total_samples alone: the data are counted"
-        )
-    return counts
+def _count(value: int | None, name: str) -> int | None:
+    return None if value is None else whole_number(value, name)
 
 
 def _warn_if_unread(problem: Problem, space: ParamSpace) -> None:

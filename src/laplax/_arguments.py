@@ -70,12 +70,12 @@ def in_our_words(fn: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def whole_number(value: Any, name: str, least: int = 1) -> int:
+def whole_number(value: object, name: str, least: int = 1) -> int:
     """A count, as Python's int; those of NumPy and JAX are taken."""
     number = _as_int(value)
     if number is None:
-        whole = isinstance(value, float) and value.is_integer()
-        hint = f"; write {name}={int(value)}" if whole else ""
+        is_whole = isinstance(value, float) and value.is_integer()
+        hint = f"; write {name}={value:.0f}" if is_whole else ""
         raise TypeError(f"{name} must be a whole number; got {value!r}{hint}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}; got {number}")

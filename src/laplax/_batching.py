@@ -1,6 +1,5 @@
 """Whether a model of batches treats its examples independently, as everything here assumes."""
 
-import dataclasses
 import functools
 
 import jax
@@ -9,49 +8,38 @@ import numpy as np
 
 from ._data import Batch
 from ._engine.arrays import is_concrete
-from ._engine.memo import kept, model_jit
+from ._engine.memo import model_jit
 from ._model import Model
-from ._traced import Traced, traced
-from ._tree import PyTree, is_floating
+from ._traced import Traced
+from ._tree import PyTree, coarsest_eps
+
+CHECK = "examples are independent"
 
 
-@dataclasses.dataclass(eq=False)
-class _Look:
-    """Whether a model was looked at; there is one for each model and shapes."""
-
-    done: bool = False
-
-
-@kept
-def _look(known: Traced) -> _Look:
-    return _Look()
-
-
-def check_independent(model: Model, params: PyTree, batch: Batch) -> None:
+def check_independent(known: Traced, params: PyTree, batch: Batch) -> None:
     """Refuse a model whose output for one example depends on the others in the batch.
 
     Two examples together against one each, once for a model and shapes.
     """
-    if model.vmap_over_data or not is_concrete(params, batch):
+    if known.model.vmap_over_data or CHECK in known.checked or not is_concrete(params, batch):
         return
-    look = _look(traced(model, params, batch.example()[0]))
-    pair = None if look.done else _two_examples(batch)
+    pair = _two_examples(batch)
     if pair is None:
         return
-    outputs = _outputs(model, params, pair)
+    outputs = _outputs(known.model, params, pair)
     together, apart = (np.asarray(x, np.float64) for x in outputs)
-    look.done = True
     if not np.all(np.isfinite([together, apart])):
+        known.checked.add(CHECK)
         return  # not a number differs from itself; the curvature is refused for it later
     difference = np.abs(together - apart).max(initial=0)
     if difference > _allowed(together, apart, (params, pair, outputs)):
-        look.done = False
         raise ValueError(
             "model_fn's output for an example depends on the other examples of the batch (by up to "
             f"{difference:.3g}), as with batch normalisation in training mode. With "
             "vmap_over_data=False examples must be independent: use evaluation mode with running "
             "statistics (train=False, use_running_average=True)"
         )
+    known.checked.add(CHECK)
 
 
 def _two_examples(batch: Batch) -> PyTree | None:
@@ -75,8 +63,7 @@ def _outputs(model: Model, params: PyTree, pair: PyTree) -> tuple[jax.Array, jax
 
 def _allowed(together: np.ndarray, apart: np.ndarray, given: PyTree) -> float:
     """Rounding, and what a coarse product inside of the model may make of it."""
-    dtypes = {x.dtype for x in jax.tree.leaves(given) if is_floating(x.dtype)}
-    eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+    eps = coarsest_eps(given)
     spread = max(np.abs(x[0] - x[1]).max(initial=0) for x in (together, apart))
     size = float(np.abs([together, apart]).max(initial=0))
     return min(0.05, eps**0.25) * float(spread) + 32 * eps * size

@@ -1,27 +1,73 @@
 """The objects that a user chains: a posterior that knows its model, and its predictive."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import abc
+from collections.abc import Mapping
+from typing import cast
 
 import jax
 
 from ._arguments import check_key
+from ._data import DataLike
 from ._engine.chunks import MEMORY_BUDGET
+from ._enums import NUM_SAMPLES, PUSHFORWARD, CalibrationMethod
 from ._model import Model
-from ._tree import pytree
+from ._tree import PyTree, pytree
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
-from .evaluation import MetricLike, evaluate
+from .evaluation import MetricLike, Metrics, Results, evaluate
 from .evidence import evidence_sums, log_evidence
 from .likelihoods import DataFit
 from .posterior import CurvEstimate, Posterior, PosteriorFamily
 from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
 
-Metrics = Sequence[MetricLike] | Mapping[str, MetricLike] | None
-GRID_SEARCH = "grid_search"
+GRID_SEARCH = CalibrationMethod.GRID_SEARCH
+
+
+class Chain(abc.ABC):
+    """The steps that a posterior and its predictives have in common."""
+
+    @abc.abstractmethod
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> "SetProbPredictive":
+        """This predictive; of a posterior, the one that the prior arguments were chosen for."""
+
+    def calibrate(
+        self,
+        data: DataLike,
+        *,
+        calibration_objective: MetricLike = EVIDENCE,
+        calibration_method: str | Method = GRID_SEARCH,
+        prior_arguments: Mapping[str, PyTree] | None = None,
+        progress: bool | None = None,
+    ) -> "tuple[Calibrated, SetProbPredictive]":
+        """Choose the hyperparameters of this predictive; see `laplax.calibration`.
+
+        Of a posterior, those of its default predictive.
+        """
+        predictive = self._predictive_for({})
+        chosen, searched = calibrate(
+            predictive, data, calibration_objective, calibration_method, prior_arguments, progress
+        )
+        return chosen, cast(SetProbPredictive, searched)
+
+    def evaluate(
+        self,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike,
+        *,
+        metrics: Metrics = None,
+        progress: bool | None = None,
+    ) -> tuple[Results, ProbPredictive]:
+        """Judge this predictive on held-out data; see `laplax.evaluation`.
+
+        Prior arguments that a search chose for another predictive are refused. Of a posterior, the
+        predictive is judged that they were chosen for, or the default one.
+        """
+        predictive = self._predictive_for(prior_arguments)
+        check_chosen_for(prior_arguments, predictive)
+        return evaluate(predictive, prior_arguments, data, metrics, progress)
 
 
 @pytree
-class SetProbPredictive(PredictiveFamily):
+class SetProbPredictive(PredictiveFamily, Chain):
     """`set_prob_predictive(prior_arguments) -> prob_predictive`.
 
     `trace` is the record of the search that made it, if there was one.
@@ -29,39 +75,12 @@ class SetProbPredictive(PredictiveFamily):
 
     posterior_fn: "PosteriorFn"
 
-    def calibrate(
-        self,
-        data: Any,
-        *,
-        calibration_objective: Any = EVIDENCE,
-        calibration_method: str | Method = GRID_SEARCH,
-        prior_arguments: Mapping[str, Any] | None = None,
-        progress: bool | None = None,
-    ) -> "tuple[Calibrated, SetProbPredictive]":
-        """Choose the hyperparameters of this predictive; see `laplax.calibration`."""
-        chosen, searched = calibrate(
-            self, data, calibration_objective, calibration_method, prior_arguments, progress
-        )
-        return chosen, cast(SetProbPredictive, searched)
-
-    def evaluate(
-        self,
-        prior_arguments: Mapping[str, Any],
-        data: Any,
-        *,
-        metrics: Metrics = None,
-        progress: bool | None = None,
-    ) -> tuple[dict[str, Any], ProbPredictive]:
-        """Judge this predictive on held-out data; see `laplax.evaluation`.
-
-        Prior arguments that a search chose for another predictive are refused.
-        """
-        check_chosen_for(prior_arguments, self)
-        return evaluate(self, prior_arguments, data, metrics, progress)
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> "SetProbPredictive":
+        return self
 
 
 @pytree
-class PosteriorFn(PosteriorFamily):
+class PosteriorFn(PosteriorFamily, Chain):
     """`posterior_fn(prior_arguments) -> Posterior`. A pytree: it jits, vmaps and differentiates.
 
     It knows the model, the likelihood and the data of the fit, so that the steps chain:
@@ -74,72 +93,32 @@ class PosteriorFn(PosteriorFamily):
     def predictive(
         self,
         *,
-        pushforward_type: str = "linear",
+        pushforward_type: str = PUSHFORWARD,
         predictive_type: str | None = None,
-        num_samples: int = 100,
+        num_samples: int = NUM_SAMPLES,
         key: jax.Array | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> SetProbPredictive:
         """Push the posterior through the network of the fit; see `laplax.predictive`."""
-        return self.predictive_with(
-            self.fitted_model, pushforward_type, predictive_type, num_samples, key, memory_budget
+        model = self.fitted_model
+        return self.predictive_of(
+            model, {}, pushforward_type, predictive_type, num_samples, key, memory_budget
         )
-
-    def predictive_with(
-        self,
-        model: Model,
-        pushforward_type: str,
-        predictive_type: str | None,
-        num_samples: int,
-        key: jax.Array | None,
-        memory_budget: int = MEMORY_BUDGET,
-    ) -> SetProbPredictive:
-        """The same with a model that `model_of` accepted."""
-        recipe = make_recipe(self.likelihood, pushforward_type, predictive_type, num_samples)
-        seed = jax.random.key(0) if key is None else key
-        check_key(seed)
-        return SetProbPredictive(self, seed, model, recipe, memory_budget)
-
-    def calibrate(
-        self,
-        data: Any,
-        *,
-        calibration_objective: Any = EVIDENCE,
-        calibration_method: str | Method = GRID_SEARCH,
-        prior_arguments: Mapping[str, Any] | None = None,
-        progress: bool | None = None,
-    ) -> tuple[Calibrated, SetProbPredictive]:
-        """Choose the hyperparameters of the default predictive; see `laplax.calibration`."""
-        return self.predictive().calibrate(
-            data,
-            calibration_objective=calibration_objective,
-            calibration_method=calibration_method,
-            prior_arguments=prior_arguments,
-            progress=progress,
-        )
-
-    def evaluate(
-        self,
-        prior_arguments: Mapping[str, Any],
-        data: Any,
-        *,
-        metrics: Metrics = None,
-        progress: bool | None = None,
-    ) -> tuple[dict[str, Any], ProbPredictive]:
-        """Judge the predictive that the prior arguments were chosen for, or the default one."""
-        predictive = self.predictive_of(self.fitted_model, prior_arguments)
-        return predictive.evaluate(prior_arguments, data, metrics=metrics, progress=progress)
 
     def predictive_of(
         self,
         model: Model,
-        prior_arguments: Mapping[str, Any],
+        prior_arguments: Mapping[str, PyTree],
         pushforward_type: str | None = None,
         predictive_type: str | None = None,
         num_samples: int | None = None,
         key: jax.Array | None = None,
+        memory_budget: int = MEMORY_BUDGET,
     ) -> SetProbPredictive:
-        """The predictive that a user asks for; what is None is as the prior arguments know it."""
+        """The predictive that a user asks for, with a model that `model_of` accepted.
+
+        What is None is as the search knows it that chose the prior arguments, or the default.
+        """
         if isinstance(prior_arguments, Calibrated):
             recipe = prior_arguments.recipe
             pushforward_type = pushforward_type or recipe.pushforward
@@ -147,16 +126,22 @@ class PosteriorFn(PosteriorFamily):
                 predictive_type = recipe.predictive
             num_samples = recipe.num_samples if num_samples is None else num_samples
             key = prior_arguments.key if key is None else key
-        return self.predictive_with(
-            model,
-            pushforward_type or "linear",
-            predictive_type,
-            100 if num_samples is None else num_samples,
-            key,
-        )
+        pushforward_type = pushforward_type or PUSHFORWARD
+        num_samples = NUM_SAMPLES if num_samples is None else num_samples
+        recipe = make_recipe(self.likelihood, pushforward_type, predictive_type, num_samples)
+        seed = jax.random.key(0) if key is None else key
+        check_key(seed)
+        return SetProbPredictive(self, seed, model, recipe, memory_budget)
+
+    def _predictive_for(self, prior_arguments: Mapping[str, PyTree]) -> SetProbPredictive:
+        return self.predictive_of(self.fitted_model, prior_arguments)
 
     def log_marginal_likelihood(
-        self, prior_arguments: Mapping[str, Any], data: Any, *, progress: bool | None = None
+        self,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike | DataFit,
+        *,
+        progress: bool | None = None,
     ) -> jax.Array:
         """log p(D) of the training data, or of their `DataFit`; differentiable in every argument.
 
@@ -166,12 +151,12 @@ class PosteriorFn(PosteriorFamily):
             data = evidence_sums(self, self.fitted_model, data, progress)
         return log_evidence(self, prior_arguments, data)
 
-    def effective_parameters(self, prior_arguments: Mapping[str, Any]) -> jax.Array:
+    def effective_parameters(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
         return self(prior_arguments).precision.effective_parameters()
 
 
-def check_posterior_fn(given: Any) -> PosteriorFn:
+def check_posterior_fn(given: object) -> PosteriorFn:
     """Refuse what is not a `PosteriorFn`, and say what it is."""
     if isinstance(given, PosteriorFn):
         return given

@@ -6,7 +6,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from ._enums import check_names
 from ._fingerprint import Fingerprint, fingerprint
 from ._tree import PyTree, is_floating, leaf_names, one_of, pytree
 
+Item = TypeVar("Item")
 FIELDS = ("input", "target", "weight")
 ALL_MASKED = (
     "data's weights are all zero: there is nothing to judge or to fit, as an example of weight 0 "
@@ -31,7 +32,7 @@ ORDER = "the order is (model_fn, params, data)"
 class Form:
     """Shapes and dtypes of one example's input: a pytree that can be hashed."""
 
-    treedef: Any
+    treedef: jax.tree_util.PyTreeDef
     structs: tuple[jax.ShapeDtypeStruct, ...]
 
     @classmethod
@@ -82,11 +83,7 @@ class Batch:
 
     def example(self) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of one input and one target."""
-        return self._example
-
-    @functools.cached_property
-    def _example(self) -> tuple[PyTree, PyTree]:
-        return one_of((self.input, self.target))
+        return one_of(self.input), one_of(self.target)
 
     @property
     def fingerprint(self) -> Fingerprint | None:
@@ -96,10 +93,13 @@ class Batch:
         return fingerprint(self.input, self.target, self.weight)
 
 
+RawBatch = tuple[PyTree, PyTree] | Mapping[str, PyTree]  # as users have it
+
+
 class Loader:
     """A foreign iterable of batches, with what must hold checked while it is read."""
 
-    def __init__(self, batches: Iterable[Any], progress: bool | None = None) -> None:
+    def __init__(self, batches: Iterable[RawBatch], progress: bool | None = None) -> None:
         self._batches = batches
         self.one_shot = iter(batches) is batches if isinstance(batches, Iterator) else False
         self.progress = progress
@@ -109,7 +109,7 @@ class Loader:
         self._num_examples: int | None = None
         self._passes = 0
         self._first: Batch | None = None
-        self._ahead: Iterable[Any] | None = None  # a pass that `peek` began, for the next one
+        self._ahead: Iterable[RawBatch] | None = None  # a pass that `peek` began, for the next one
         self._warned = False
         self.one_form = False  # whether the inputs of all batches must have one shape and dtype
 
@@ -129,7 +129,8 @@ class Loader:
             except StopIteration:
                 spent = " (a spent iterator gives none: pass a new one)" * self.one_shot
                 raise ValueError(f"the data loader is empty: it gave no batch{spent}") from None
-            self._first, self._ahead = as_batch(raw), itertools.chain([raw], iterator)
+            self._first = as_batch(raw)
+            self._ahead = itertools.chain([raw], iterator)
         return self._first
 
     def require_passes(self, why: str) -> None:
@@ -188,7 +189,7 @@ class Loader:
                 "and no random augmentation"
             )
 
-    def _bar(self) -> Iterable[Any]:
+    def _bar(self) -> Iterable[RawBatch]:
         total = operator.length_hint(self._batches) or None
         batches = self._batches if self._ahead is None else self._ahead
         self._ahead = None
@@ -208,24 +209,26 @@ class Loader:
                 f"the data loader gave {self._num_examples} examples in an earlier pass and {seen} "
                 "in this one; every pass must give the same examples"
             )
-        self._num_examples, self._num_counted = seen, counted
+        self._num_examples = seen
+        self._num_counted = counted
         if is_concrete(counted) and int(counted) == 0:
             raise ValueError(ALL_MASKED)
 
 
 Data = Batch | Loader
+DataLike = Data | RawBatch | Iterable[RawBatch]  # what users pass
 
 
 def progress_bar(
-    items: Iterable[Any], total: int | None, label: str, progress: bool | None
-) -> Iterable[Any]:
+    items: Iterable[Item], total: int | None, label: str, progress: bool | None
+) -> Iterable[Item]:
     """A tqdm bar, on the first process alone; `None` shows it where a terminal is attached."""
     wanted = sys.stderr.isatty() if progress is None else progress
     shown = wanted and jax.process_index() == 0
     return tqdm(items, total=total, desc=label, leave=False) if shown else items
 
 
-def as_data(data: Any, progress: bool | None = None) -> Data:
+def as_data(data: object, progress: bool | None = None) -> Data:
     """Normalise what users pass: a tuple, a dict, or an iterable of batches."""
     if isinstance(data, Batch | Loader):
         return data
@@ -292,7 +295,7 @@ def as_batch(raw: Any, start: int = 0) -> Batch:
     return Batch(input, target, weight, index)
 
 
-def _refuse_table(given: Any, what: str) -> None:
+def _refuse_table(given: object, what: str) -> None:
     """A data frame does not say which of its columns are the target."""
     if hasattr(given, "to_numpy") and hasattr(given, "columns"):
         raise TypeError(
@@ -307,7 +310,7 @@ def _to_arrays(field: str, part: PyTree) -> PyTree:
     return jax.tree.map(functools.partial(_to_array, field), part)
 
 
-def _is_array(item: Any) -> bool:
+def _is_array(item: object) -> bool:
     return hasattr(item, "shape") and hasattr(item, "dtype")
 
 

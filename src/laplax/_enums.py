@@ -81,6 +81,10 @@ class CalibrationMethod(enum.StrEnum):
     GRADIENT_DESCENT = "gradient_descent"
 
 
+# What a predictive is unless a user says otherwise.
+PUSHFORWARD = Pushforward.LINEAR
+NUM_SAMPLES = 100
+
 Member = TypeVar("Member", bound=enum.StrEnum)
 
 

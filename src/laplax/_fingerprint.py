@@ -2,7 +2,6 @@
 
 import dataclasses
 import weakref
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ class Fingerprint:
         return abs(self.weight - other.weight) <= 1e-6 * max(self.weight, other.weight)
 
 
-def fingerprint(input: PyTree, target: PyTree, weight: Any) -> Fingerprint | None:
+def fingerprint(input: PyTree, target: PyTree, weight: jax.Array | None) -> Fingerprint | None:
     """Of concrete arrays with examples on the first axis; None where they lie on other machines."""
     leaves = jax.tree.leaves((input, target))
     if not all(x.is_fully_addressable for x in leaves if isinstance(x, jax.Array)):
@@ -60,11 +59,11 @@ def fingerprint(input: PyTree, target: PyTree, weight: Any) -> Fingerprint | Non
     return Fingerprint(total, sums, sizes, max(_eps(x.dtype) for x in leaves))
 
 
-def _eps(dtype: Any) -> float:
+def _eps(dtype: np.dtype) -> float:
     return float(jnp.finfo(dtype).eps) if is_floating(dtype) else 1e-9
 
 
-def _sums(x: Any, weight: np.ndarray | None = None) -> tuple[float, float]:
+def _sums(x: jax.Array | np.ndarray, weight: np.ndarray | None = None) -> tuple[float, float]:
     count = x.shape[0]
     if isinstance(x, jax.Array) and x.devices().issubset(cpus()):
         x = np.asarray(x)
@@ -76,7 +75,7 @@ def _sums(x: Any, weight: np.ndarray | None = None) -> tuple[float, float]:
     return float(seen.sum()), float(np.abs(seen).sum())
 
 
-def _known_sums(x: Any) -> tuple[float, float]:
+def _known_sums(x: jax.Array | np.ndarray) -> tuple[float, float]:
     """JAX's arrays do not change: one that was looked at is not looked at again."""
     if not isinstance(x, jax.Array):
         return _sums(x)

@@ -6,9 +6,10 @@ as reached, so that an input outside of the set is one that the output does not 
 
 import functools
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import cast
 
+import jax
 import jax.numpy as jnp
 
 from ._engine import versions as core
@@ -28,19 +29,31 @@ CALLS = {
 }
 
 
-def opened(inner: Any) -> tuple[Any, Any]:
+def struct_of(atom: "core.Var | core.Literal") -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a variable that holds an array."""
+    return cast(jax.ShapeDtypeStruct, atom.aval)
+
+
+def opened(
+    inner: "core.Jaxpr | core.ClosedJaxpr",
+) -> "tuple[core.Jaxpr, Sequence[jax.Array]]":
     """A jaxpr and its constants, of one that is closed or not."""
     return (inner.jaxpr, inner.consts) if isinstance(inner, core.ClosedJaxpr) else (inner, ())
 
 
-def reaches(jaxpr: Any, derivatives: bool = False) -> tuple[int, ...]:
+def called(eqn: "core.JaxprEqn") -> "tuple[core.Jaxpr, Sequence[jax.Array]]":
+    """The jaxpr of a call, and its constants."""
+    return opened(eqn.params[CALLS[eqn.primitive.name]])
+
+
+def reaches(jaxpr: "core.Jaxpr", derivatives: bool = False) -> tuple[int, ...]:
     """For every output of a jaxpr, the inputs that it may depend on.
 
     With `derivatives`, the inputs that it may have a derivative in.
     """
     known = {var: 1 << i for i, var in enumerate(jaxpr.invars)}
 
-    def read(atom: Any) -> int:
+    def read(atom: "core.Var | core.Literal") -> int:
         if isinstance(atom, core.Literal) or (derivatives and not _is_inexact(atom)):
             return 0
         return known.get(atom, 0)
@@ -55,64 +68,67 @@ def reaches(jaxpr: Any, derivatives: bool = False) -> tuple[int, ...]:
     return tuple(read(atom) for atom in jaxpr.outvars)
 
 
-def _is_inexact(variable: Any) -> bool:
+def _is_inexact(variable: "core.Var") -> bool:
     """Whether a variable holds numbers that are not whole, and so can have a derivative."""
     dtype = getattr(variable.aval, "dtype", None)
     return dtype is None or bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
-def reached_by(eqn: Any, derivatives: bool = False) -> tuple[int, ...]:
+def reached_by(eqn: "core.JaxprEqn", derivatives: bool = False) -> tuple[int, ...]:
     """For every output of an equation, the operands that it may depend on."""
     name = eqn.primitive.name
     params = eqn.params
     if derivatives and name in BLIND:
         return (0,) * len(eqn.outvars)
     if name in CALLS:
-        return reaches(opened(params[CALLS[name]])[0], derivatives)
+        return reaches(called(eqn)[0], derivatives)
     if name == "cond":
         branches = [reaches(opened(branch)[0], derivatives) for branch in params["branches"]]
         return tuple(1 | _union(bits) << 1 for bits in zip(*branches, strict=True))
     if name == "scan":
-        return _scan(params)
+        return _scan(eqn)
     if name == "while":
-        return _while(params, len(eqn.invars))
+        return _while(eqn)
     return ((1 << len(eqn.invars)) - 1,) * len(eqn.outvars)
 
 
-def passed_through(eqn: Any) -> dict[int, int]:
+def passed_through(eqn: "core.JaxprEqn") -> dict[int, int]:
     """Outputs of a loop that are one of its operands, unchanged: output to operand."""
     if eqn.primitive.name == "scan":
         start = eqn.params["num_consts"]
         return {i: start + i for i in _unchanged(eqn.params["jaxpr"].jaxpr, start)}
     if eqn.primitive.name == "while":
-        start, before = eqn.params["body_nconsts"], eqn.params["cond_nconsts"]
+        start = eqn.params["body_nconsts"]
+        before = eqn.params["cond_nconsts"]
         body = eqn.params["body_jaxpr"].jaxpr
         return {i: before + start + i for i in _unchanged(body, start)}
     return {}
 
 
-def unrolled_equations(scan: Any) -> int:
+def unrolled_equations(scan: "core.JaxprEqn") -> int:
     """How many equations a `scan` has once it is unrolled; a turn counts, too."""
     return scan.params["length"] * (1 + num_equations(scan.params["jaxpr"].jaxpr))
 
 
-def num_equations(jaxpr: Any) -> int:
+def num_equations(jaxpr: "core.Jaxpr") -> int:
     """How many equations there are once every `scan` is unrolled."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "scan":
             total += unrolled_equations(eqn)
         elif eqn.primitive.name in CALLS:
-            total += num_equations(opened(eqn.params[CALLS[eqn.primitive.name]])[0])
+            total += num_equations(called(eqn)[0])
         else:
             total += 1
     return total
 
 
-def _scan(params: Any) -> tuple[int, ...]:
+def _scan(eqn: "core.JaxprEqn") -> tuple[int, ...]:
     """Until nothing changes: what is carried depends on what it was made of in all turns before."""
-    step, start, count = reaches(params["jaxpr"].jaxpr), params["num_consts"], params["num_carry"]
-    sources = [1 << i for i in range(len(params["jaxpr"].jaxpr.invars))]
+    step = reaches(eqn.params["jaxpr"].jaxpr)
+    start = eqn.params["num_consts"]
+    count = eqn.params["num_carry"]
+    sources = [1 << i for i in range(len(eqn.invars))]
     while True:
         carried = [sources[start + i] | _through(step[i], sources) for i in range(count)]
         if carried == sources[start : start + count]:
@@ -120,13 +136,15 @@ def _scan(params: Any) -> tuple[int, ...]:
         sources[start : start + count] = carried
 
 
-def _while(params: Any, num_operands: int) -> tuple[int, ...]:
+def _while(eqn: "core.JaxprEqn") -> tuple[int, ...]:
     """As a `scan`; how many turns there are decides about all that changes from turn to turn."""
-    body, condition = params["body_jaxpr"].jaxpr, params["cond_jaxpr"].jaxpr
-    first, start = params["cond_nconsts"], params["body_nconsts"]
-    step, turns = reaches(body), reaches(condition)[0]
+    body = eqn.params["body_jaxpr"].jaxpr
+    first = eqn.params["cond_nconsts"]
+    start = eqn.params["body_nconsts"]
+    step = reaches(body)
+    turns = reaches(eqn.params["cond_jaxpr"].jaxpr)[0]
     unchanged = _unchanged(body, start)
-    sources = [1 << i for i in range(num_operands)]
+    sources = [1 << i for i in range(len(eqn.invars))]
     while True:
         carry = sources[first + start :]
         turned = _through(turns, [*sources[:first], *carry])
@@ -139,7 +157,7 @@ def _while(params: Any, num_operands: int) -> tuple[int, ...]:
         sources[first + start :] = carried
 
 
-def _unchanged(body: Any, start: int) -> list[int]:
+def _unchanged(body: "core.Jaxpr", start: int) -> list[int]:
     """Which parts of its carry the body of a loop returns as they came."""
     carry = body.invars[start:]
     pairs = zip(carry, body.outvars, strict=False)

@@ -1,13 +1,14 @@
 """The user's function, seen one example at a time or a batch at a time."""
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
-from ._engine.memo import Weak, WeakInside, home
+from ._engine.memo import Weak, WeakInside, home, model_jit
 from ._tree import PyTree, widen
 
 
@@ -36,7 +37,7 @@ class Model(WeakInside):
         return self
 
     @property
-    def memo(self) -> dict[Any, Any]:
+    def memo(self) -> dict[Hashable, Any]:
         """What is remembered of the function."""
         return home(self.fn).memo
 
@@ -58,7 +59,13 @@ class Model(WeakInside):
         return widen(self.fn(input=input, params=params))
 
 
-def check_signature(model_fn: Callable[..., Any]) -> None:
+@functools.partial(model_jit, static_argnums=(0,))
+def outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
+    """Outputs for a batch, as one program."""
+    return model.batch(input, params)
+
+
+def check_signature(model_fn: Callable[..., object]) -> None:
     """`model_fn` must take keywords `input` and `params`."""
     if not callable(model_fn):
         raise TypeError(
@@ -71,7 +78,7 @@ def check_signature(model_fn: Callable[..., Any]) -> None:
         checked[_check_keywords] = True
 
 
-def _check_keywords(model_fn: Callable[..., Any]) -> None:
+def _check_keywords(model_fn: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(model_fn)
     except ValueError:  # builtins without a signature: the call itself will tell

@@ -1,7 +1,5 @@
 """What a model returns for one example, and what is wrong with it when it does not."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -22,8 +20,8 @@ FLAX = {
 }
 
 
-def output_struct(model: Model, params: PyTree, example: PyTree) -> Output:
-    """Shape and dtype of the output for one example."""
+def check_output(model: Model, params: PyTree, example: PyTree) -> None:
+    """Refuse a model that does not return one array of real numbers for one example."""
     if model.vmap_over_data:
         _check_array(_called(model, params, example))
     else:
@@ -32,7 +30,6 @@ def output_struct(model: Model, params: PyTree, example: PyTree) -> Output:
             out = _called(model, params, batch)
             _check_array(out)
             _check_batch(out, size)
-    return jax.eval_shape(model.one, example, params)
 
 
 def describe(tree: PyTree) -> str:
@@ -41,11 +38,11 @@ def describe(tree: PyTree) -> str:
     return str(shown).replace("'", "") if isinstance(shown, str) else str(shown)
 
 
-def _called(model: Model, params: PyTree, seen: PyTree) -> Any:
+def _called(model: Model, params: PyTree, seen: PyTree) -> PyTree:
     """The traced output; what the model raises comes with what it was called with."""
-    plain: list[Any] = []  # what is no array and would become one
+    plain: list[object] = []  # what is no array and would become one
 
-    def call(input: PyTree, params: PyTree) -> Any:
+    def call(input: PyTree, params: PyTree) -> PyTree:
         out = model.fn(input=input, params=params)
         if not _is_plain(out):
             return out
@@ -72,11 +69,11 @@ def raise_named(error: Exception, model: Model, seen: PyTree) -> None:
     error.add_note(place)
 
 
-def _is_plain(out: Any) -> bool:
+def _is_plain(out: object) -> bool:
     return isinstance(out, bool | int | float | complex | str | bytes)
 
 
-def _check_array(out: Any) -> None:
+def _check_array(out: PyTree) -> None:
     if _is_plain(out):
         raise TypeError(
             f"model_fn must return an array; it returned {out!r}, a Python {type(out).__name__}, "

@@ -1,15 +1,17 @@
 """The functions of the paper: checked calls of the chain, with the model passed again."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
 from ._arguments import in_our_words
-from ._chain import GRID_SEARCH, Metrics, PosteriorFn, SetProbPredictive, check_posterior_fn
+from ._chain import GRID_SEARCH, PosteriorFn, SetProbPredictive, check_posterior_fn
+from ._data import DataLike
 from ._engine.chunks import MEMORY_BUDGET
+from ._enums import NUM_SAMPLES, PUSHFORWARD
 from ._tree import PyTree
 from .calibration import EVIDENCE, Method
+from .evaluation import MetricLike, Metrics, Results
 from .evidence import evidence_sums, log_evidence
 from .likelihoods import DataFit, Likelihood
 from .posterior import CurvEstimate
@@ -23,9 +25,9 @@ def predictive(
     posterior_fn: PosteriorFn,
     model_fn: ModelFn,
     *,
-    pushforward_type: str = "linear",
+    pushforward_type: str = PUSHFORWARD,
     predictive_type: str | None = None,
-    num_samples: int = 100,
+    num_samples: int = NUM_SAMPLES,
     key: jax.Array | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> SetProbPredictive:
@@ -59,8 +61,8 @@ def predictive(
     """
     fitted = check_posterior_fn(posterior_fn)
     model = fitted.model_of(model_fn)
-    return fitted.predictive_with(
-        model, pushforward_type, predictive_type, num_samples, key, memory_budget
+    return fitted.predictive_of(
+        model, {}, pushforward_type, predictive_type, num_samples, key, memory_budget
     )
 
 
@@ -69,19 +71,19 @@ def calibration(
     posterior_fn: PosteriorFn,
     model_fn: ModelFn,
     params: PyTree,
-    data: Any,
+    data: DataLike,
     *,
     loss_fn: str | Likelihood | Callable | None = None,
     curv_estimate: CurvEstimate | None = None,
-    calibration_objective: Any = EVIDENCE,
+    calibration_objective: MetricLike = EVIDENCE,
     calibration_method: str | Method = GRID_SEARCH,
     pushforward_type: str | None = None,
     predictive_type: str | None = None,
     num_samples: int | None = None,
     key: jax.Array | None = None,
-    prior_arguments: Mapping[str, Any] | None = None,
+    prior_arguments: Mapping[str, PyTree] | None = None,
     progress: bool | None = None,
-) -> tuple[dict[str, Any], SetProbPredictive]:
+) -> tuple[dict[str, PyTree], SetProbPredictive]:
     """Choose the prior precision and, for `loss_fn="mse"`, the noise variance.
 
     The answer does not depend on the units of the target: searches start at the residuals and at
@@ -156,8 +158,8 @@ def evaluation(
     posterior_fn: PosteriorFn,
     model_fn: ModelFn,
     params: PyTree,
-    prior_arguments: Mapping[str, Any],
-    data: Any,
+    prior_arguments: Mapping[str, PyTree],
+    data: DataLike,
     *,
     metrics: Metrics = None,
     pushforward_type: str | None = None,
@@ -165,7 +167,7 @@ def evaluation(
     num_samples: int | None = None,
     key: jax.Array | None = None,
     progress: bool | None = None,
-) -> tuple[dict[str, Any], ProbPredictive]:
+) -> tuple[Results, ProbPredictive]:
     """Metrics over a whole data set, exact on ragged batches.
 
     Args:
@@ -213,10 +215,10 @@ def evaluation(
 @in_our_words
 def log_marginal_likelihood(
     posterior_fn: PosteriorFn,
-    prior_arguments: Mapping[str, Any],
+    prior_arguments: Mapping[str, PyTree],
     model_fn: ModelFn | None = None,
     params: PyTree = None,
-    data: Any = None,
+    data: DataLike | DataFit | None = None,
     *,
     loss_fn: str | Likelihood | Callable | None = None,
 ) -> jax.Array:
@@ -246,7 +248,7 @@ def log_marginal_likelihood(
 
 
 def effective_parameters(
-    posterior_fn: PosteriorFn, prior_arguments: Mapping[str, Any]
+    posterior_fn: PosteriorFn, prior_arguments: Mapping[str, PyTree]
 ) -> jax.Array:
     """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
     return check_posterior_fn(posterior_fn).effective_parameters(prior_arguments)

@@ -1,6 +1,7 @@
 """What every entry point starts from: a checked model, its parameters, data and likelihood."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from ._model import Model, check_signature
 from ._output import describe
 from ._placement import check_placement
 from ._traced import Traced, traced
-from ._tree import PyTree, is_floating, leaf_names
+from ._tree import PyTree, is_floating, leaf_names, one_of, same_structure
 from .likelihoods import Custom, Likelihood, as_likelihood
 
 
@@ -52,79 +53,85 @@ def make_problem(
     model = Model(model_fn, vmap_over_data)
     checked = as_data(data, progress)
     first = checked.peek()
-    known = traced(model, params, first.example()[0])
-    check_form(known, likelihood, first)
-
-    def validate(batch: Batch, number: int) -> None:
-        assert isinstance(checked, Loader)
-        seen = known
-        if batch.example() != first.example():
-            seen = _check_another(known, first, batch, number)
-            if checked.one_form and seen is not known:
-                raise ValueError(
-                    f"{_differs(known, batch, number)}. A fit needs inputs of one shape and dtype: "
-                    "pad them, or cast them"
-                )
-        _check_shapes(likelihood, seen.output, batch)
-        _check_values(likelihood, seen.output, batch)
-
+    known = check_form(model, params, likelihood, first)
     if isinstance(checked, Loader):
-        checked.validate = validate  # shapes now; values, as the batches come
+        # Shapes now; values, as the batches come.
+        checked.validate = functools.partial(_check_batch, checked, known, likelihood, first)
     else:
         _check_values(likelihood, known.output, checked)
     check_placement(params, first)
-    check_independent(model, params, first)
+    check_independent(known, params, first)
     return Problem(model, params, checked, likelihood, first, known)
 
 
-def check_form(known: Traced, likelihood: Likelihood, batch: Batch) -> None:
+def check_form(model: Model, params: PyTree, likelihood: Likelihood, batch: Batch) -> Traced:
     """The model takes the inputs, and the targets belong to its outputs; or what would help."""
     try:
-        _check_shapes(likelihood, known.output, batch)
+        return _fitting(model, params, likelihood, batch)
     except Exception as error:
-        cure = _cure(known, likelihood, batch)
+        cure = _cure(model, params, likelihood, batch)
         if cure is None:
             raise
         raise ValueError(f"{str(error).rstrip('.')}. {cure}") from error
 
 
-def _cure(known: Traced, likelihood: Likelihood, batch: Batch) -> str | None:
+def _fitting(model: Model, params: PyTree, likelihood: Likelihood, batch: Batch) -> Traced:
+    known = traced(model, params, one_of(batch.input))
+    _check_shapes(likelihood, known.output, batch)
+    return known
+
+
+def _cure(model: Model, params: PyTree, likelihood: Likelihood, batch: Batch) -> str | None:
     """What of the usual mistakes explains that model and data do not fit, if one does."""
-    model, params = known.model, known.params
-    other = Model(model.fn, not model.vmap_over_data)
-    if _fits(traced(other, params, known.example), likelihood, batch):
-        if model.vmap_over_data:
-            return "model_fn takes a batch of examples, it seems: write vmap_over_data=False"
-        return (
-            "model_fn takes one example, it seems, and vmap_over_data=False calls it with a batch: "
-            "leave vmap_over_data=False out"
-        )
     swapped = dataclasses.replace(batch, input=batch.target, target=batch.input)
-    if _fits(traced(model, params, swapped.example()[0]), likelihood, swapped):
-        return "Input and target are in each other's place, it seems: data is (input, target)"
+    batched = (
+        "model_fn takes a batch of examples, it seems: write vmap_over_data=False"
+        if model.vmap_over_data
+        else "model_fn takes one example, it seems, and vmap_over_data=False calls it with a "
+        "batch: leave vmap_over_data=False out"
+    )
+    cures = (
+        (Model(model.fn, not model.vmap_over_data), batch, batched),
+        (
+            model,
+            swapped,
+            "Input and target are in each other's place, it seems: data is (input, target)",
+        ),
+    )
+    for other, given, cure in cures:
+        try:
+            _fitting(other, params, likelihood, given)
+        except Exception:  # noqa: BLE001  whatever the user's function raises, it does not fit
+            continue
+        return cure
     return None
 
 
-def _fits(known: Traced, likelihood: Likelihood, batch: Batch) -> bool:
-    try:
-        _check_shapes(likelihood, known.output, batch)
-    except Exception:  # noqa: BLE001  whatever the user's function raises, it does not fit
-        return False
-    return True
+def _check_batch(
+    loader: Loader, known: Traced, likelihood: Likelihood, first: Batch, batch: Batch, number: int
+) -> None:
+    """One batch of a loader, against the model and the first batch."""
+    seen = known
+    if batch.example() != first.example():
+        seen = _check_another(known, first, batch, number)
+        if loader.one_form and seen is not known:
+            raise ValueError(
+                f"{_differs(known, batch, number)}. A fit needs inputs of one shape and dtype: "
+                "pad them, or cast them"
+            )
+    _check_shapes(likelihood, seen.output, batch)
+    _check_values(likelihood, seen.output, batch)
 
 
 def _check_another(known: Traced, first: Batch, batch: Batch, number: int) -> Traced:
     """A batch of another form than the first: the model may take it, as with other lengths."""
     differs = _differs(known, batch, number)
-    given: Any = jax.tree.structure(batch.example())
-    if given != jax.tree.structure(first.example()):
+    if not same_structure(batch.example(), first.example()):
         raise ValueError(f"{differs}; every batch must be the same pytree")
-    seen = traced(known.model, known.params, batch.example()[0])
     try:
-        seen.output  # noqa: B018  asked for to see whether there is one
+        return traced(known.model, known.params, one_of(batch.input))
     except ValueError as error:
         raise ValueError(f"{differs}; {error}") from error
-    return seen
 
 
 def _differs(known: Traced, batch: Batch, number: int) -> str:
@@ -173,7 +180,7 @@ def check_params(params: PyTree) -> PyTree:
 
 
 def _check_shapes(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
-    target = batch.example()[1]
+    target = one_of(batch.target)
     if not isinstance(likelihood, Custom) and not isinstance(target, jax.ShapeDtypeStruct):
         raise TypeError(
             f"loss_fn={likelihood.name!r} takes one array as target; got a pytree "
@@ -182,7 +189,8 @@ def _check_shapes(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: B
     likelihood.check_target_shape(output, target)
     if batch.weight is None:
         return
-    given, events = tuple(batch.weight.shape[1:]), likelihood.batch_shape(output.shape)
+    given = tuple(batch.weight.shape[1:])
+    events = likelihood.batch_shape(output.shape)
     if given != events[: len(given)]:
         raise ValueError(
             f"the weight of one example has shape {given}; it must be a number or match the "

@@ -1,15 +1,11 @@
 """Whether two functions are one model: equal outputs, where they are not one object."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ._data import Form
-from ._engine.memo import model_jit
-from ._model import Model
-from ._tree import PyTree, is_floating
+from ._model import Model, outputs
+from ._tree import PyTree, coarsest_eps, is_floating
 
 EXAMPLES = 2
 
@@ -17,24 +13,22 @@ EXAMPLES = 2
 def same_outputs(fitted: Model, given: Model, params: PyTree, form: Form) -> bool:
     """Whether both give the same for inputs like the training data's, up to rounding.
 
-    A function defined again, compiled or wrapped is another object and the same model, so that
-    only its outputs can tell. A last layer cut from a model stands for the whole of it.
+    A function defined again, wrapped or under `jax.jit` is another object and the same model: only
+    its outputs can tell. A last layer cut from a model stands for the whole of it.
     """
     if any(getattr(model.fn, "is_part", False) for model in (fitted, given)):
         return True
     input = jax.tree.unflatten(form.treedef, [_some(struct) for struct in form.structs])
-    expected = np.asarray(_outputs(fitted, params, input), np.float64)
+    expected = np.asarray(outputs(fitted, params, input), np.float64)
     try:
-        found = np.asarray(_outputs(given, params, input), np.float64)
+        found = np.asarray(outputs(given, params, input), np.float64)
     except (TypeError, ValueError, IndexError):  # it does not even take such inputs
         return False
     if found.shape != expected.shape:
         return False
-    eps = max(
-        float(jnp.finfo(x.dtype).eps) for x in jax.tree.leaves(params) if is_floating(x.dtype)
-    )
     size = np.abs(expected[np.isfinite(expected)]).max(initial=0)
-    return np.allclose(found, expected, rtol=0, atol=10 * eps**0.5 * size, equal_nan=True)
+    allowed = 10 * coarsest_eps(params) ** 0.5 * size
+    return np.allclose(found, expected, rtol=0, atol=allowed, equal_nan=True)
 
 
 def _some(struct: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -44,8 +38,3 @@ def _some(struct: jax.ShapeDtypeStruct) -> np.ndarray:
     if is_floating(struct.dtype):
         return rng.uniform(0.1, 0.9, shape).astype(struct.dtype)
     return rng.integers(0, 2, shape).astype(struct.dtype)
-
-
-@functools.partial(model_jit, static_argnums=(0,))
-def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    return model.batch(input, params)

@@ -1,14 +1,13 @@
 """Parameters as one flat vector: the order of leaves is `jax.tree.leaves`, each in C order."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ._tree import PyTree
 
@@ -43,20 +42,16 @@ class Elements:
 
     def take(self, flat: jax.Array) -> jax.Array:
         """The entries out of (*batch, leaf size)."""
-        return flat.at[..., self.indices].get(**_DISTINCT)
+        return flat.at[..., self.indices].get(
+            indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds"
+        )
 
     def place(self, part: jax.Array, size: int) -> jax.Array:
         """The entries at their places in (*batch, size), and zero elsewhere: `take` transposed."""
         zeros = jnp.zeros((*part.shape[:-1], size), part.dtype)
-        return zeros.at[..., self.indices].set(part, **_DISTINCT)
-
-
-# What need not be checked about static, ascending indices.
-_DISTINCT: dict[str, Any] = {
-    "indices_are_sorted": True,
-    "unique_indices": True,
-    "mode": "promise_in_bounds",
-}
+        return zeros.at[..., self.indices].set(
+            part, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +64,15 @@ class ParamSpace:
     `dtype` is the type in which sums are accumulated: half precision leaves count as float32.
     """
 
-    treedef: Any
+    treedef: jax.tree_util.PyTreeDef
     shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[Any, ...]
-    dtype: Any
+    dtypes: tuple[np.dtype, ...]
+    dtype: np.dtype
     selected: tuple[bool, ...]
     elements: tuple[Elements | None, ...]
+    # Where each selected leaf lies in the flat vector: its number to (start, size).
+    slices: dict[int, tuple[int, int]] = dataclasses.field(init=False, compare=False, repr=False)
+    size: int = dataclasses.field(init=False, compare=False)  # P, the parameters that vary
 
     @classmethod
     def of(cls, params: PyTree, masks: Sequence[bool | np.ndarray] | None = None) -> "ParamSpace":
@@ -83,48 +81,44 @@ class ParamSpace:
         `masks` say what varies, leaf by leaf: a truth value, or one for each entry.
         """
         leaves, treedef = jax.tree.flatten(params)
-        kinds = tuple([(tuple(leaf.shape), jnp.dtype(leaf.dtype)) for leaf in leaves])
-        masks = [True] * len(leaves) if masks is None else masks
-        return _space(treedef, kinds, tuple([Elements.chosen(mask) for mask in masks]))
+        chosen = [Elements.chosen(mask) for mask in masks or [True] * len(leaves)]
+        dtypes = tuple(jnp.dtype(leaf.dtype) for leaf in leaves)
+        # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
+        wide = any(jnp.finfo(dtype).bits > 32 for dtype in dtypes)
+        return cls(
+            treedef=treedef,
+            shapes=tuple(tuple(leaf.shape) for leaf in leaves),
+            dtypes=dtypes,
+            dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
+            # A leaf without entries has none that vary.
+            selected=tuple(
+                part is not False and math.prod(leaf.shape) > 0
+                for part, leaf in zip(chosen, leaves, strict=True)
+            ),
+            elements=tuple(part if isinstance(part, Elements) else None for part in chosen),
+        )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: a hash holds in one process only."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        """A space is looked up several times in every fit."""
-        return hash((self.treedef, self.shapes, self.dtypes, self.selected, self.elements))
-
-    @functools.cached_property
-    def slices(self) -> dict[int, tuple[int, int]]:
-        """Where each selected leaf lies in the flat vector: its number to (start, size)."""
-        found, start = {}, 0
-        for i, (shape, chosen) in enumerate(zip(self.shapes, self.selected, strict=True)):
-            if chosen:
-                elements = self.elements[i]
+    def __post_init__(self) -> None:
+        slices = {}
+        start = 0
+        for i, (shape, elements) in enumerate(zip(self.shapes, self.elements, strict=True)):
+            if self.selected[i]:
                 size = math.prod(shape) if elements is None else len(elements.indices)
-                found[i] = (start, size)
+                slices[i] = (start, size)
                 start += size
-        return found
+        object.__setattr__(self, "slices", slices)
+        object.__setattr__(self, "size", start)
 
-    @functools.cached_property
-    def size(self) -> int:
-        """P, the number of parameters that vary."""
-        return sum(size for _, size in self.slices.values())
-
-    @functools.cached_property
+    @property
     def whole(self) -> "ParamSpace":
         """The space of all entries of the selected leaves: what derivatives are computed in."""
-        return dataclasses.replace(self, elements=(None,) * len(self.elements))
+        none = (None,) * len(self.elements)
+        return self if self.elements == none else dataclasses.replace(self, elements=none)
 
-    @functools.cached_property
+    @property
     def is_all_leaves(self) -> bool:
         """Whether the flat vector is nothing but all leaves, one after the other."""
-        whole = all(self.selected) and all(part is None for part in self.elements)
+        whole = all(self.selected) and self.whole is self
         return whole and all(dtype == self.dtype for dtype in self.dtypes)
 
     def parts(self) -> dict[int, str]:
@@ -135,21 +129,17 @@ class ParamSpace:
             if self.elements[i] is not None
         }
 
-    def flatten_leaf(self, i: int, leaf: Any, batch_ndim: int = 0) -> jax.Array:
+    def flatten_leaf(self, i: int, leaf: ArrayLike, batch_ndim: int = 0) -> jax.Array:
         """What varies of leaf number i, shape (*batch, size), in the accumulation dtype."""
-        flat, elements = jnp.asarray(leaf), self.elements[i]
-        flat = flat.reshape(*flat.shape[:batch_ndim], -1)
+        array = jnp.asarray(leaf)
+        flat = array.reshape(*array.shape[:batch_ndim], -1)
+        elements = self.elements[i]
         return (flat if elements is None else elements.take(flat)).astype(self.dtype)
 
     def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
         """What varies to one array of shape (*batch, P) in the accumulation dtype."""
-        flat = [
-            self.flatten_leaf(i, leaf, batch_ndim)
-            for i, (leaf, chosen) in enumerate(
-                zip(jax.tree.leaves(tree), self.selected, strict=True)
-            )
-            if chosen
-        ]
+        leaves = jax.tree.leaves(tree)
+        flat = [self.flatten_leaf(i, leaves[i], batch_ndim) for i in self.slices]
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
 
     def unflatten(self, flat: jax.Array) -> PyTree:
@@ -157,15 +147,15 @@ class ParamSpace:
 
         What does not vary is zero: this is a direction, a difference or a variance.
         """
-        batch, slices = flat.shape[:-1], self.slices
+        batch = flat.shape[:-1]
         leaves = []
         for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            if i not in slices:
+            if i not in self.slices:
                 leaves.append(jnp.zeros((*batch, *shape), dtype))
                 continue
-            start, size = slices[i]
-            part = jax.lax.slice_in_dim(flat, start, start + size, axis=flat.ndim - 1)
-            part, elements = part.astype(dtype), self.elements[i]
+            start, size = self.slices[i]
+            part = jax.lax.slice_in_dim(flat, start, start + size, axis=-1).astype(dtype)
+            elements = self.elements[i]
             if elements is not None:
                 part = elements.place(part, math.prod(shape))
             leaves.append(part.reshape(*batch, *shape))
@@ -185,7 +175,7 @@ class ParamSpace:
             f"({self.size},); got {structure if shape is None else f'an array of shape {shape}'}"
         )
 
-    def apply(self, fn: Any, vector: PyTree) -> PyTree:
+    def apply(self, fn: Callable[[jax.Array], jax.Array], vector: PyTree) -> PyTree:
         """Apply a map of flat vectors to a pytree or a flat vector; the same form comes back."""
         if self.is_flat(vector):
             return fn(jnp.asarray(vector).astype(self.dtype))
@@ -193,23 +183,3 @@ class ParamSpace:
         if shapes != self.shapes:
             raise ValueError(f"leaves of shapes {shapes} given; params have {self.shapes}")
         return self.unflatten(fn(self.flatten(vector)))
-
-
-@functools.lru_cache(maxsize=256)  # one object, which remembers its sizes, for equal spaces
-def _space(
-    treedef: Any, kinds: tuple[tuple[Any, Any], ...], chosen: tuple[Elements | bool, ...]
-) -> ParamSpace:
-    # Half precision cannot hold a sum over a data set; float32 is the smallest accumulator.
-    wide = max((jnp.finfo(dtype).bits for _, dtype in kinds), default=32) > 32
-    return ParamSpace(
-        treedef=treedef,
-        shapes=tuple(shape for shape, _ in kinds),
-        dtypes=tuple(dtype for _, dtype in kinds),
-        dtype=jnp.dtype(jnp.float64 if wide else jnp.float32),
-        # A leaf without entries has none that vary.
-        selected=tuple(
-            part is not False and math.prod(shape) > 0
-            for part, (shape, _) in zip(chosen, kinds, strict=True)
-        ),
-        elements=tuple(part if isinstance(part, Elements) else None for part in chosen),
-    )

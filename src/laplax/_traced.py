@@ -4,18 +4,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
 from ._engine import versions as core
 from ._engine.chunks import Work
-from ._flow import reaches
+from ._engine.memo import kept
+from ._flow import reaches, struct_of
 from ._model import Model
-from ._output import output_struct
+from ._output import check_output
 from ._space import ParamSpace
 from ._tree import PyTree, Shapes, shapes_of, structs_of
 from .taps import Program, trace_taps
+
+DRAWS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,85 +34,77 @@ class ModelCost:
         return Work(2 * self.activation_bytes, self.has_convolution)
 
 
-DRAWS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """What the shapes of the parameters and of one input tell about a model.
-
-    Each answer is made when it is first asked for; most take a trace of the model.
-    """
+    """What the shapes of the parameters and of one input tell about a model."""
 
     model: Model
     params: PyTree  # `jax.ShapeDtypeStruct` in place of arrays
     example: PyTree
+    space: ParamSpace  # in which all parameters vary
+    jaxpr: "core.ClosedJaxpr"  # of the model for one example
+    output: jax.ShapeDtypeStruct  # of one example
+    cost: ModelCost
+    draws: bool  # whether the model draws random numbers
+    read_leaves: tuple[bool, ...]  # of the parameters: has the output a derivative in it?
+    checked: set[str] = dataclasses.field(default_factory=set)  # what was looked at, with values
 
-    @functools.cached_property
-    def output(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of the output for one example."""
-        return output_struct(self.model, self.params, self.example)
-
-    @functools.cached_property
-    def space(self) -> ParamSpace:
-        """The space in which all parameters vary."""
-        return ParamSpace.of(self.params)
-
-    @functools.cached_property
-    def read_leaves(self) -> tuple[bool, ...]:
-        """Which leaves of the parameters the output has a derivative in, as far as can be seen."""
-        inputs = len(jax.tree.leaves(self.example))
-        count = len(self.jaxpr.invars) - inputs
-        reached = reaches(self.jaxpr, derivatives=True)[0] >> inputs
-        return tuple(bool(reached >> i & 1) for i in range(count))
-
-    @functools.cached_property
-    def draws(self) -> bool:
-        """Whether the model draws random numbers."""
-        return any(eqn.primitive.name in DRAWS for eqn in _equations(self.jaxpr))
-
-    @functools.cached_property
-    def jaxpr(self) -> Any:
-        """The traced model of one example."""
-        return jax.make_jaxpr(self.model.one)(self.example, self.params).jaxpr
-
-    @functools.cached_property
-    def cost(self) -> ModelCost:
-        """Bytes of all intermediate values of one example, and whether there are convolutions."""
-        return _model_cost(self.jaxpr)
-
-    @functools.cached_property
+    @property
+    @kept
     def program(self) -> Program:
         """The model with taps."""
-        return trace_taps(self.model.one, self.params, self.example)
+        return trace_taps(self.jaxpr, self.params, self.example)
 
 
 def traced(model: Model, params: PyTree, example: PyTree) -> Traced:
-    """One object for equal shapes: tracing costs more than a small fit."""
+    """One object for equal shapes and settings: tracing costs more than a small fit.
+
+    Raises what is wrong with the model's output.
+    """
     memo = model.memo
     if traced not in memo:
         memo[traced] = functools.lru_cache(maxsize=256)(_traced)
-    made: Traced = memo[traced](model.weakly(), shapes_of(params, example), core.trace_settings())
-    return made
+    result: Traced = memo[traced](model.weakly(), shapes_of(params, example), core.trace_settings())
+    return result
 
 
-def _traced(model: Model, shapes: Shapes, settings: tuple[Any, ...]) -> Traced:
-    return Traced(model, *structs_of(shapes))
-
-
-def _model_cost(jaxpr: Any) -> ModelCost:
-    equations = list(_equations(jaxpr))
-    total = sum(
-        math.prod(var.aval.shape) * var.aval.dtype.itemsize
-        for eqn in equations
-        for var in eqn.outvars
-        if hasattr(var.aval, "shape") and hasattr(var.aval.dtype, "itemsize")
+def _traced(model: Model, shapes: Shapes, settings: tuple[object, ...]) -> Traced:
+    params, example = structs_of(shapes)
+    check_output(model, params, example)
+    jaxpr = jax.make_jaxpr(model.one)(example, params)
+    output = jaxpr.out_avals[0]
+    equations = list(_equations(jaxpr.jaxpr))
+    primitives = {eqn.primitive.name for eqn in equations}
+    # The parameters come after the leaves of the input.
+    reached = reaches(jaxpr.jaxpr, derivatives=True)[0] >> len(jax.tree.leaves(example))
+    return Traced(
+        model=model,
+        params=params,
+        example=example,
+        space=ParamSpace.of(params),
+        jaxpr=jaxpr,
+        output=jax.ShapeDtypeStruct(output.shape, output.dtype),
+        cost=ModelCost(
+            activation_bytes=max(_bytes(equations), 1),
+            has_convolution="conv_general_dilated" in primitives,
+            outputs=math.prod(output.shape),
+        ),
+        draws=not primitives.isdisjoint(DRAWS),
+        read_leaves=tuple(bool(reached >> i & 1) for i in range(len(jax.tree.leaves(params)))),
     )
-    convolution = any(eqn.primitive.name == "conv_general_dilated" for eqn in equations)
-    return ModelCost(max(total, 1), convolution, math.prod(jaxpr.outvars[0].aval.shape))
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def _bytes(equations: "list[core.JaxprEqn]") -> int:
+    """Of all intermediate values."""
+    values = [struct_of(var) for eqn in equations for var in eqn.outvars]
+    return sum(
+        math.prod(x.shape) * x.dtype.itemsize
+        for x in values
+        if hasattr(x, "shape") and hasattr(x.dtype, "itemsize")
+    )
+
+
+def _equations(jaxpr: "core.Jaxpr") -> "Iterator[core.JaxprEqn]":
     """All equations of a jaxpr and of the jaxprs inside it."""
     for eqn in jaxpr.eqns:
         yield eqn

@@ -6,6 +6,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._engine.memo import has_hash
 
@@ -40,6 +41,12 @@ def _struct(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def same_structure(tree: PyTree, other: PyTree) -> bool:
+    """Whether two pytrees differ in their leaves alone."""
+    structure: object = jax.tree.structure(tree)
+    return structure == jax.tree.structure(other)
+
+
 def leaf_names(tree: PyTree) -> list[str]:
     """The path of each leaf as people write it: `layers/0/kernel`."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -63,10 +70,15 @@ def structs_of(shapes: Shapes) -> PyTree:
     return jax.tree.unflatten(treedef, structs)
 
 
-@functools.cache
-def is_floating(dtype: Any) -> bool:
+def is_floating(dtype: np.dtype) -> bool:
     """Whether numbers of a dtype are real and not whole; bfloat16 and its like count."""
-    return bool(jnp.issubdtype(dtype, jnp.floating))
+    return dtype.kind == "f" or bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def coarsest_eps(tree: PyTree) -> float:
+    """The relative rounding error of the narrowest floating-point type among the leaves."""
+    dtypes = {x.dtype for x in jax.tree.leaves(tree) if is_floating(x.dtype)}
+    return max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 
 def widen(x: jax.Array) -> jax.Array:

@@ -7,10 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ._data import Batch, Loader
+from ._data import Batch, DataLike, Loader
 from ._engine.shards import everywhere
-from .likelihoods import Bernoulli, Likelihood
+from ._tree import PyTree
+from .likelihoods import Bernoulli
 from .metrics import (
     CLASSIFICATION_METRICS,
     REGRESSION_METRICS,
@@ -21,17 +23,19 @@ from .metrics import (
 )
 from .pushforward import FIELDS, PredictiveFamily, ProbPredictive, Recipe
 
-MetricLike = str | Metric | Callable[..., Any]
+MetricLike = str | Metric | Callable[..., ArrayLike]
+Metrics = Sequence[MetricLike] | Mapping[str, MetricLike] | None
+Results = dict[str, Any]  # a number for most metrics, an array for some
 NOTHING_LEFT = "the weights of the data are all zero: there is nothing to judge"
 
 
 def evaluate(
     predictive: PredictiveFamily,
-    prior_arguments: Mapping[str, Any],
-    data: Any,
-    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None,
+    prior_arguments: Mapping[str, PyTree],
+    data: DataLike,
+    metrics: Metrics,
     progress: bool | None,
-) -> tuple[dict[str, Any], ProbPredictive]:
+) -> tuple[Results, ProbPredictive]:
     """Metrics of a predictive over a data set, exact on ragged batches; and what was judged."""
     recipe = predictive.recipe
     resolved = resolve_metrics(metrics, recipe)
@@ -39,7 +43,7 @@ def evaluate(
     problem = predictive.posterior_fn.problem(predictive.model, data, progress)
     fields = needed_fields(resolved.values(), recipe)
     batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
-    parts: dict[str, list[Any]] = {name: [] for name in resolved}
+    parts: dict[str, list[PyTree]] = {name: [] for name in resolved}
     for batch in batches:
         kept = kept_entries(batch)
         if kept is not None and not kept[0].size:
@@ -54,9 +58,7 @@ def evaluate(
     return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
 
 
-def resolve_metrics(
-    metrics: Sequence[MetricLike] | Mapping[str, MetricLike] | None, recipe: Recipe
-) -> dict[str, Metric]:
+def resolve_metrics(metrics: Metrics, recipe: Recipe) -> dict[str, Metric]:
     """Names and functions to metrics; one that asks for a field that is not there is refused."""
     if metrics is None:
         metrics = _default_metrics(recipe)
@@ -111,7 +113,7 @@ def observe(
     kept: "Kept | None" = None,
 ) -> dict[str, jax.Array]:
     """Prediction and target as metrics want them: binary outputs are two classes, no masked one."""
-    fields: dict[str, Any] = dict(prediction)
+    fields = dict(prediction)
     if "log_pred_act" in fields:
         fields["pred_act"] = jnp.exp(fields["log_pred_act"])
     if isinstance(recipe.likelihood, Bernoulli):
@@ -157,12 +159,12 @@ def _metric_of_name(name: str, recipe: Recipe) -> Metric:
     )
 
 
-def _of_ones(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _of_ones(fn: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
     """A plain function of binary outputs reads the prediction's own fields: undo `observe`."""
     names = required_parameters(fn)
 
     @functools.wraps(fn)
-    def wrapped(*values: jax.Array) -> Any:
+    def wrapped(*values: jax.Array) -> ArrayLike:
         return fn(*map(own, names, values))
 
     def own(name: str, value: jax.Array) -> jax.Array:
@@ -177,10 +179,9 @@ def _default_metrics(recipe: Recipe) -> Mapping[str, MetricLike]:
         return REGRESSION_METRICS
     if recipe.classification:
         return CLASSIFICATION_METRICS
-    likelihood: Likelihood = recipe.likelihood
     raise ValueError(
-        f"there is no default set of metrics for loss_fn {likelihood.name}; pass metrics=[...], "
-        "functions of the prediction's fields"
+        f"there is no default set of metrics for loss_fn {recipe.likelihood.name}; pass "
+        "metrics=[...], functions of the prediction's fields"
     )
 
 

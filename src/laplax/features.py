@@ -83,7 +83,7 @@ def last_layer_features(
     params = check_params(params)
     model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
     known = traced(model, params, checked.peek().example()[0])
-    check_independent(model, params, checked.peek())
+    check_independent(known, params, checked.peek())
     head = _make_head(known)
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:

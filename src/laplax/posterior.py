@@ -161,7 +161,10 @@ class PosteriorFamily(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> Posterior:
         """The posterior under these hyperparameters; nothing is refitted."""
-        arguments = self.parse(prior_arguments)
+        return self.sound(self.parse(prior_arguments))
+
+    def sound(self, arguments: PriorArguments) -> Posterior:
+        """The posterior for checked hyperparameters, refused where it is none."""
         posterior = self.at(arguments)
         if is_concrete(posterior.precision) and not bool(_is_sound(posterior.precision)):
             raise ValueError(self._not_positive_definite(arguments))

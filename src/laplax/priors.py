@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class PriorArguments(NamedTuple):
 
 
 def parse_prior_arguments(
-    given: Mapping[str, Any], space: ParamSpace, likelihood: Likelihood, own_prior: bool = False
+    given: Mapping[str, PyTree], space: ParamSpace, likelihood: Likelihood, own_prior: bool = False
 ) -> PriorArguments:
     """Check what users write, and bring it into the flat space.
 
@@ -85,11 +85,11 @@ def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:
     return flat
 
 
-def _is_scalar(value: Any) -> bool:
+def _is_scalar(value: PyTree) -> bool:
     return jax.tree_util.all_leaves([value]) and np.ndim(value) == 0
 
 
-def _positive_scalar(value: Any, name: str, space: ParamSpace) -> jax.Array:
+def _positive_scalar(value: PyTree, name: str, space: ParamSpace) -> jax.Array:
     if isinstance(value, str) or not _is_scalar(value):
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     scalar = jnp.asarray(value).astype(space.dtype)
@@ -108,8 +108,8 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
             f"{name} must be a number, or a pytree that matches params from the top; params are "
             f"{space.treedef}, given was {jax.tree.structure(prefix)}"
         ) from None
-    names, parts = leaf_names(template), []
-    for leaf, shape, path in zip(full, space.shapes, names, strict=True):
+    parts = []
+    for leaf, shape, path in zip(full, space.shapes, leaf_names(template), strict=True):
         array = owned(leaf).astype(space.dtype)
         if array.shape not in ((), shape):
             raise ValueError(

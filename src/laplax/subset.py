@@ -65,9 +65,9 @@ def _largest(scores: PyTree, k: int, what: str) -> PyTree:
 def select(subset: Subset, params: PyTree, known: Traced) -> ParamSpace:
     """The space of what varies.
 
-    `subset` is None (all), `"last_layer"`, a glob on path names (`"Dense_2/*"`), a compiled
-    regular expression, a predicate on the path, or a pytree of booleans and boolean arrays that
-    matches `params` from the top.
+    `subset` is None (all), `"last_layer"`, a glob on path names (`"Dense_2/*"`), a regular
+    expression (`re.Pattern`), a predicate on the path, or a pytree of booleans and boolean arrays
+    that matches `params` from the top.
     """
     if subset is None:
         return known.space
@@ -99,7 +99,8 @@ def _masks(subset: Subset, params: PyTree, known: Traced) -> Masks:
 
 
 def _from_tree(subset: PyTree, params: PyTree) -> Masks:
-    names, leaves = leaf_names(params), jax.tree.leaves(params)
+    names = leaf_names(params)
+    leaves = jax.tree.leaves(params)
     try:
         given = jax.tree.leaves(jax.tree.broadcast(subset, params))
     except ValueError:
@@ -141,7 +142,7 @@ def _as_mask(given: Any, name: str, shape: tuple[int, ...]) -> bool | np.ndarray
     return mask if mask.ndim else bool(mask)
 
 
-def _require_known(leaves: list[Any], what: str) -> None:
+def _require_known(leaves: Sequence[object], what: str) -> None:
     """Which parameters vary decides the shapes of everything, so it cannot be traced."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(
@@ -202,7 +203,8 @@ def _role(meeting: Meeting) -> str:
 
 def _require_owned(program: Program, leaf: int, taps: set[int | None]) -> None:
     """What the last layer owns is used in it alone."""
-    uses, name = program.uses_of(leaf), program.names[leaf]
+    uses = program.uses_of(leaf)
+    name = program.names[leaf]
     reason = dict(program.uncovered).get(leaf)
     if reason is None and taps.issuperset(uses):
         return

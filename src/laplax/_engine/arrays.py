@@ -3,11 +3,11 @@
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._tree import PyTree, is_floating
 from . import versions
@@ -27,14 +27,14 @@ def is_concrete(*trees: PyTree) -> bool:
 
 
 @functools.cache
-def _no_trace() -> tuple[Callable[[], Any], Any]:
+def _no_trace() -> tuple[Callable[[], object], object]:
     """The function that tells the state of tracing, and what it says where nothing is traced."""
     trace_state = versions.get_opaque_trace_state
     with jax.core.eval_context():
         return trace_state, trace_state()
 
 
-def owned(x: Any) -> jax.Array:
+def owned(x: ArrayLike) -> jax.Array:
     """A JAX array that keeps its values: made of a NumPy array, it may share memory with it."""
     return x if isinstance(x, jax.Array) else jax.device_put(np.array(x))
 
@@ -60,8 +60,7 @@ def all_finite(tree: PyTree) -> bool:
 _KNOWN_FINITE: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictionary()
 
 
-@functools.cache
-def cpus() -> frozenset[Any]:
+def cpus() -> frozenset[jax.Device]:
     """The CPU devices of this process, whose arrays NumPy can read in place."""
     return frozenset(jax.local_devices(backend="cpu"))
 

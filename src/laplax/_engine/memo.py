@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Callable, Hashable
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import jax
 
-F = TypeVar("F", bound=Callable[..., Any])
+Owner = TypeVar("Owner")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -26,25 +27,25 @@ class Weak:
     is named, lives as long as its object. What Python cannot refer to weakly is held.
     """
 
-    def __init__(self, fn: Any, gone: Callable[["Weak"], None] | None = None) -> None:
+    def __init__(self, fn: Callable, gone: Callable[["Weak"], None] | None = None) -> None:
         callback = None if gone is None else lambda _: gone(self)
         try:
             refer = weakref.WeakMethod if isinstance(fn, types.MethodType) else weakref.ref
-            self._get: Callable[[], Any] = refer(fn, callback)
+            self._get: Callable[[], Callable | None] = refer(fn, callback)
         except TypeError:
             self._get = lambda: fn
         self.by_identity = not has_hash(fn)
         self._hash = id(fn) if self.by_identity else hash(fn)
 
     @property
-    def fn(self) -> Any:
+    def fn(self) -> Callable:
         """The function that is held."""
         fn = self._get()
         if fn is None:
             raise ReferenceError("the model or loss function is gone: nothing holds it any more")
         return fn
 
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
+    def __call__(self, *args: object, **keywords: object) -> Any:
         return self.fn(*args, **keywords)
 
     def __hash__(self) -> int:
@@ -53,7 +54,8 @@ class Weak:
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, Weak):
             return self is other
-        mine, other_fn = self._get(), other._get()
+        mine = self._get()
+        other_fn = other._get()
         if mine is None or other_fn is None:
             return False
         return mine is other_fn if self.by_identity else bool(mine == other_fn)
@@ -64,13 +66,13 @@ class Home:
 
     def __init__(self, weak: Weak) -> None:
         self.weak = weak
-        self.memo: dict[Any, Any] = {}
+        self.memo: dict[Hashable, Any] = {}
 
 
 _HOMES: dict[Weak, Home] = {}
 
 
-def home(fn: Any) -> Home:
+def home(fn: Callable) -> Home:
     """The home of a function, or of a `Weak` one."""
     found = _HOMES.get(fn if isinstance(fn, Weak) else Weak(fn))
     if found is None:
@@ -104,7 +106,7 @@ def model_jit(step: Callable[..., T], static_argnums: tuple[int, ...] = ()) -> C
     shared = jax.jit(step, static_argnums=static_argnums)
 
     @functools.wraps(step)
-    def call(owner: Any, *args: Any) -> T:
+    def call(owner: Any, *args: object) -> T:
         model = getattr(owner, "model", None)
         if model is None:
             return cast(T, shared(owner, *args))
@@ -116,31 +118,35 @@ def model_jit(step: Callable[..., T], static_argnums: tuple[int, ...] = ()) -> C
     return call
 
 
-def _another(step: Callable[..., Any]) -> Callable[..., Any]:
+def _another(step: Callable[..., T]) -> Callable[..., T]:
     """The same function as an object of its own: JAX keeps programs by the function."""
 
     @functools.wraps(step)
-    def another(*args: Any) -> Any:
+    def another(*args: object) -> T:
         return step(*args)
 
     return another
 
 
-def kept(fn: F) -> F:
-    """Remember the answers of `fn(owner, ...)` on the owner, an object that does not change."""
+def kept(fn: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
+    """Remember the answers of `fn(owner, *args)` on the owner, an object that does not change.
+
+    The key is the function and the arguments, which are positional and have a hash.
+    """
 
     @functools.wraps(fn)
-    def call(owner: Any, *args: Any) -> Any:
-        memo = vars(owner).setdefault("_answers", {})
+    def call(owner: Owner, *args: P.args, **none: P.kwargs) -> T:
+        answers = vars(owner).setdefault("_answers", {})
         key = (fn, *args)
-        if key not in memo:
-            memo[key] = fn(owner, *args)
-        return memo[key]
+        if key not in answers:
+            answers[key] = fn(owner, *args, **none)
+        answer: T = answers[key]
+        return answer
 
-    return call  # type: ignore[return-value]
+    return call
 
 
-def has_hash(value: Any) -> bool:
+def has_hash(value: object) -> bool:
     """Whether a value can be looked up."""
     try:
         hash(value)

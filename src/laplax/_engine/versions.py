@@ -3,9 +3,17 @@
 `jax.extend.core` is loaded when a model is first traced: it brings Pallas, which takes a while.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr as ClosedJaxpr
+    from jax.extend.core import Jaxpr as Jaxpr
+    from jax.extend.core import JaxprEqn as JaxprEqn
+    from jax.extend.core import Literal as Literal
+    from jax.extend.core import Var as Var
+    from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 
 # Settings that decide which program a model is traced to. JAX keys its own traces by them, too.
 SETTINGS = (
@@ -28,6 +36,6 @@ def __getattr__(name: str) -> Any:
     return getattr(core, name)
 
 
-def trace_settings() -> tuple[Any, ...]:
+def trace_settings() -> tuple[object, ...]:
     """The user's settings that a remembered trace belongs to, as they are now in this thread."""
     return tuple([getattr(jax.config, name) for name in SETTINGS])

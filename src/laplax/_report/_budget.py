@@ -114,7 +114,7 @@ def _shapes(operator: CurvatureOperator) -> list[tuple[int, ...]]:
 
 
 def _forward_flops(operator: CurvatureOperator) -> float:
-    """Of one example, as the compiler counts them; parameters where it does not."""
+    """Of one example, as JAX counts them; parameters where it does not."""
     local = operator.local
     example = operator.data.peek().example()[0]
     counted: Any = jax.jit(local.model.one).lower(example, local.params).cost_analysis()

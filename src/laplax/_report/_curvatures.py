@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from .._api import _resolve, laplace
+from .._api import laplace, resolve
 from ..curvature import Curvature
 from ..estimators import Estimator
 
@@ -46,4 +46,4 @@ def _seeded(options: Options, seed: int) -> Options:
 def resolve_objects(options: Options) -> tuple[Curvature, Estimator]:
     """The curvature and the estimator that options of `laplace` stand for."""
     own = {name: x for name, x in options.items() if name not in _LAPLACE}
-    return _resolve(options.get("curvature", "ggn"), options["curv_type"], own)
+    return resolve(options.get("curvature", "ggn"), options["curv_type"], own)

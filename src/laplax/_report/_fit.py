@@ -127,12 +127,14 @@ def _search(setting: Setting, posterior_fn: PosteriorFn) -> tuple[dict[str, floa
     problem = setting.problem
     # A grid has one axis; where the noise is to be found as well, both descend together.
     usual = "gradient_descent" if problem.likelihood.has_noise else "grid_search"
+    data = problem.data if setting.by_evidence else setting.calibration
+    assert data is not None
     search = functools.partial(
         calibrate,
         posterior_fn,
         setting.model_fn,
         problem.params,
-        problem.data if setting.by_evidence else setting.calibration,
+        data,
         calibration_objective=setting.objective,
         progress=setting.progress,
     )
@@ -153,7 +155,7 @@ def _answers(
 ) -> tuple[jax.Array, jax.Array, PyTree, ProbPredictive]:
     """Evidence, effective parameters, variances and the predictive.
 
-    They are compiled as one, without predictions: convolutions in one program with the loop over
+    They are one program, without predictions: convolutions in one program with the loop over
     inputs are slow on a CPU.
     """
     posterior_fn = set_prob_predictive.posterior_fn

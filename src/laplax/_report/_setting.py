@@ -85,7 +85,7 @@ class Setting:
         return sum(jax.tree.leaves(tree)[0].shape[0] for tree in self.inputs.values())
 
     def everything(self) -> PyTree:
-        """All inputs in one batch: one compiled call per curvature serves every purpose."""
+        """All inputs in one batch: one program per curvature serves every purpose."""
         return jax.tree.map(lambda *x: jnp.concatenate(x), *self.inputs.values())
 
     def part(self, values: Arrays, name: str) -> dict[str, np.ndarray]:

@@ -1,7 +1,6 @@
 """What a search minimises: a pure function of the prior arguments, ready for vmap and grad."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
@@ -14,9 +13,9 @@ from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.linalg import diagonal
 from .._engine.loops import map_parts
-from .._engine.memo import WeakInside, model_jit
+from .._engine.memo import WeakInside
 from .._enums import CalibrationObjective, Pushforward, as_member
-from .._model import Model
+from .._model import Model, outputs
 from .._traced import traced
 from .._tree import PyTree, pytree, static
 from ..evaluation import (
@@ -243,7 +242,7 @@ def predictive_objective(
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
         projection, output = _project(predictive, data, fields)
     if output is None:
-        output = _outputs(predictive.model, predictive.posterior_fn.mean, data.input)
+        output = outputs(predictive.model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
         predictive,
         projection,
@@ -255,11 +254,6 @@ def predictive_objective(
         fields=fields,
         aims_at_one=objective == CalibrationObjective.CHI_SQUARED,
     )
-
-
-@functools.partial(model_jit, static_argnums=(0,))
-def _outputs(model: Model, params: PyTree, input: PyTree) -> jax.Array:
-    return model.batch(input, params)
 
 
 def _project_chunk(input: PyTree, posterior_fn: PosteriorFamily) -> tuple[Projection, jax.Array]:

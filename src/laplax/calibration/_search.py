@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from .._engine.samples import whole_batch
 from .._engine.shards import everywhere
-from .._enums import CalibrationMethod, CalibrationObjective, as_member, near_miss
+from .._enums import CalibrationMethod, CalibrationObjective, as_member
+from .._registry import Registry
 from .._tree import PyTree
 from ..evidence import evidence_sums
 from ..pushforward import PredictiveFamily
@@ -17,10 +18,14 @@ from ._methods import GradientDescent, GridSearch, Method
 from ._noise import NoisyObjective, Searched, natural_scale, warn_if_contradicted
 from ._objectives import EvidenceObjective, Objective, Target, predictive_objective
 
-METHODS: dict[str, type[Method]] = {
-    CalibrationMethod.GRID_SEARCH: GridSearch,
-    CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
-}
+METHODS = Registry[Method](
+    "calibration_method",
+    Method,
+    {
+        CalibrationMethod.GRID_SEARCH: GridSearch,
+        CalibrationMethod.GRADIENT_DESCENT: GradientDescent,
+    },
+)
 EVIDENCE = CalibrationObjective.MARGINAL_LOG_LIKELIHOOD
 
 
@@ -29,11 +34,7 @@ def register_calibration_method(name: str, method: type[Method]) -> None:
 
     A convenience: `calibration` takes the object itself as well.
     """
-    if not (isinstance(method, type) and issubclass(method, Method)):
-        raise TypeError(f"method must be a subclass of Method; got {method!r}")
-    if name in METHODS:
-        raise ValueError(f"calibration_method {name!r} exists already; choose another name")
-    METHODS[name] = method
+    METHODS.register(name, method)
 
 
 def calibrate(
@@ -45,7 +46,7 @@ def calibrate(
     progress: bool | None,
 ) -> tuple[Calibrated, PredictiveFamily]:
     """The best prior arguments, and the predictive with the record of the search."""
-    search = _resolve_method(method)
+    search = method if isinstance(method, Method) else METHODS.make(method)
     fixed = dict(prior_arguments or {})
     predictive.posterior_fn.parse({"prior_prec": 1.0, **fixed})  # refused before work starts
     target = _resolve_objective(objective, search, fixed)
@@ -90,16 +91,6 @@ def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, Py
     if objective is EVIDENCE and isinstance(method, GradientDescent):
         _refuse_temperature(fixed)
     return objective
-
-
-def _resolve_method(method: str | Method | type[Method]) -> Method:
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, type) and issubclass(method, Method):
-        raise TypeError(f"calibration_method is a class; pass {method.__name__}()")
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
-    raise ValueError(f"unknown calibration_method {method!r}{near_miss(method, METHODS)}")
 
 
 def _refuse_temperature(initial: Mapping[str, PyTree]) -> None:

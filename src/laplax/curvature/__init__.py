@@ -7,7 +7,6 @@ from ._kinds import FisherEmpirical as FisherEmpirical
 from ._kinds import FisherMC as FisherMC
 from ._kinds import Hessian as Hessian
 from ._kinds import OuterProductCurvature as OuterProductCurvature
-from ._kinds import curvature_class as curvature_class
 from ._operator import CurvatureOperator as CurvatureOperator
 from ._operator import LocalCurvature as LocalCurvature
 from ._operator import product_of_batch as product_of_batch

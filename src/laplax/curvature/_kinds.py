@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from .._arguments import check_key, whole_number
 from .._data import Batch
 from .._engine.arrays import is_concrete
-from .._enums import CurvatureType, check_names, near_miss
+from .._enums import CurvatureType, check_names
 from .._model import Model
 from .._problem import Problem
+from .._registry import Registry
 from .._tree import ByValue, PyTree, pytree, static
 from ..likelihoods import POLICIES, Custom, Likelihood, weigh
 
@@ -200,16 +201,13 @@ class Hessian(ByValue, Curvature):
         return jax.vmap(push)(V)
 
 
-CURVATURES: dict[str, type[Curvature]] = {
-    CurvatureType.GGN: GGN,
-    CurvatureType.HESSIAN: Hessian,
-    CurvatureType.FISHER_MC: FisherMC,
-    CurvatureType.FISHER_EMPIRICAL: FisherEmpirical,
-}
-
-
-def curvature_class(curvature: str) -> type[Curvature]:
-    """The class that a name stands for."""
-    if curvature not in CURVATURES:
-        raise ValueError(f"unknown curvature {curvature!r}{near_miss(curvature, CURVATURES)}")
-    return CURVATURES[curvature]
+CURVATURES = Registry[Curvature](
+    "curvature",
+    Curvature,
+    {
+        CurvatureType.GGN: GGN,
+        CurvatureType.HESSIAN: Hessian,
+        CurvatureType.FISHER_MC: FisherMC,
+        CurvatureType.FISHER_EMPIRICAL: FisherEmpirical,
+    },
+)

@@ -150,10 +150,11 @@ class CurvatureOperator:
         """Whether G is a sum of outer products of rows."""
         return self.local.curvature.has_rows
 
-    @functools.cached_property
+    @property
     def rows_per_example(self) -> int:
         """K, the number of rows of one example."""
-        curvature, target = self.local.curvature, self.data.peek().example()[1]
+        curvature = self.local.curvature
+        target = one_of(self.data.peek().target)
         assert isinstance(curvature, OuterProductCurvature)
         # What is equal by value is found again in the next fit.
         count = _known_num_rows if isinstance(curvature, ByValue) else _num_rows

@@ -161,8 +161,7 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
         own = program.uses_of(i)
         use = program.uses[own[0]] if len(own) == 1 else None
         if isinstance(use, MatmulUse):
-            positions = jax.eval_shape(use.out, program.out_structs[own[0]]).shape[1]
-            widest = max(widest, size if positions > 1 else 0)
+            widest = max(widest, size if use.positions > 1 else 0)
         elif not isinstance(use, EmbeddingUse):
             widest = max(widest, size * max(len(own), 1))
     return columns * space.dtype.itemsize * (3 * outs + 2 * widest)

@@ -1,6 +1,7 @@
 """From a curvature operator to a structure: how G is estimated."""
 
-from .._enums import CurvApprox, near_miss
+from .._enums import CurvApprox
+from .._registry import Registry
 from ._base import ConvergenceWarning as ConvergenceWarning
 from ._base import Diagnostics as Diagnostics
 from ._base import Estimator as Estimator
@@ -13,22 +14,25 @@ from ._kfac import ExactBlocks as ExactBlocks
 from ._lanczos import Lanczos as Lanczos
 from ._lobpcg import Lobpcg as Lobpcg
 
-ESTIMATORS: dict[str, type[Estimator]] = {
-    CurvApprox.FULL: Full,
-    CurvApprox.DIAGONAL: ExactDiagonal,
-    CurvApprox.HUTCHINSON: Hutchinson,
-    CurvApprox.LANCZOS: Lanczos,
-    CurvApprox.KFAC: KFAC,
-    CurvApprox.EKFAC: EKFAC,
-    CurvApprox.BLOCK_DIAGONAL: ExactBlocks,
-    CurvApprox.LOBPCG: Lobpcg,
-}
+ESTIMATORS = Registry[Estimator](
+    "curv_type",
+    Estimator,
+    {
+        CurvApprox.FULL: Full,
+        CurvApprox.DIAGONAL: ExactDiagonal,
+        CurvApprox.HUTCHINSON: Hutchinson,
+        CurvApprox.LANCZOS: Lanczos,
+        CurvApprox.KFAC: KFAC,
+        CurvApprox.EKFAC: EKFAC,
+        CurvApprox.BLOCK_DIAGONAL: ExactBlocks,
+        CurvApprox.LOBPCG: Lobpcg,
+    },
+)
 
 
 def estimator_class(curv_type: str) -> type[Estimator]:
     """The class that a name stands for."""
-    if curv_type not in ESTIMATORS:
-        raise ValueError(f"unknown curv_type {curv_type!r}{near_miss(curv_type, ESTIMATORS)}")
+    ESTIMATORS.check(curv_type)
     return ESTIMATORS[curv_type]
 
 
@@ -37,8 +41,4 @@ def register_curvature_method(name: str, estimator: type[Estimator]) -> None:
 
     A convenience: `laplace` takes the object itself as well.
     """
-    if not (isinstance(estimator, type) and issubclass(estimator, Estimator)):
-        raise TypeError(f"estimator must be a subclass of Estimator; got {estimator!r}")
-    if name in ESTIMATORS:
-        raise ValueError(f"curv_type {name!r} exists already; choose another name")
-    ESTIMATORS[name] = estimator
+    ESTIMATORS.register(name, estimator)

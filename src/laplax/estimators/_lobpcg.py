@@ -41,7 +41,7 @@ class Lobpcg(Estimator):
         check_rank(self.rank)
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """Block products inside one compiled call."""
+        """Block products inside one program."""
         rank = min(self.rank, operator.size)
         iterations: int | jax.Array = 0
         if operator.size <= DENSE_BELOW * rank:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._api import _resolve, finish, make_operator
+from .._api import finish, make_operator
 from .._arguments import warn, whole_number
 from .._chain import PosteriorFn
 from .._data import Batch
@@ -19,7 +19,13 @@ from .._engine.loops import map_over, num_rows
 from .._engine.samples import spread
 from .._problem import make_problem
 from .._tree import PyTree
-from ..curvature import Curvature, CurvatureOperator, LocalCurvature, OuterProductCurvature
+from ..curvature import (
+    CURVATURES,
+    Curvature,
+    CurvatureOperator,
+    LocalCurvature,
+    OuterProductCurvature,
+)
 from ..likelihoods import Likelihood, weigh
 from ..posterior import CurvEstimate
 from ..structures import Core, FunctionSpace
@@ -93,7 +99,7 @@ def fsp_laplace(
         >>> print(f"{posterior_fn({'sigma_squared': 1.0}).variance():.3f}")  # 1 / (2 + sum x^2)
         0.258
     """
-    measured, _ = _resolve(curvature, "full", {})
+    measured = CURVATURES.make(curvature)
     if not measured.has_rows:
         raise ValueError(
             "fsp_laplace needs a curvature that is positive semi-definite; use 'ggn' or a Fisher"

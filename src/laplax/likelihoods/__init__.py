@@ -1,10 +1,9 @@
 """Likelihoods: the loss as a probability model, and the only code that knows it."""
 
-import copy
-import functools
 from collections.abc import Callable
 
-from .._enums import LossFn, near_miss
+from .._enums import LossFn
+from .._registry import Registry
 from ._base import DataFit as DataFit
 from ._base import Likelihood as Likelihood
 from ._base import weigh as weigh
@@ -16,18 +15,19 @@ from ._elementwise import Poisson as Poisson
 from ._gaussian import Gaussian as Gaussian
 from ._gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    LossFn.MSE: Gaussian,
-    LossFn.CROSS_ENTROPY: Categorical,
-    LossFn.BINARY_CROSS_ENTROPY: Bernoulli,
-    LossFn.POISSON: Poisson,
-    LossFn.HETEROSCEDASTIC: HeteroscedasticGaussian,
-}
-
-
-@functools.cache
-def _named(name: str) -> Likelihood:
-    return LIKELIHOODS[name]()
+LIKELIHOODS = Registry[Likelihood](
+    "loss_fn",
+    Likelihood,
+    {
+        LossFn.MSE: Gaussian,
+        LossFn.CROSS_ENTROPY: Categorical,
+        LossFn.BINARY_CROSS_ENTROPY: Bernoulli,
+        LossFn.POISSON: Poisson,
+        LossFn.HETEROSCEDASTIC: HeteroscedasticGaussian,
+    },
+)
+# One object for a name: programs are looked up by it, and found faster.
+_NAMED = {name: likelihood() for name, likelihood in LIKELIHOODS.items()}
 
 
 def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
@@ -37,13 +37,10 @@ def as_likelihood(loss_fn: str | Likelihood | Callable) -> Likelihood:
     Gaussian()
     """
     if isinstance(loss_fn, Likelihood):
-        return copy.copy(loss_fn)  # attributes that are set later belong to later fits
-    if isinstance(loss_fn, str):
-        if loss_fn not in LIKELIHOODS:
-            raise ValueError(f"unknown loss_fn {loss_fn!r}{near_miss(loss_fn, LIKELIHOODS)}")
-        return _named(loss_fn)
-    if isinstance(loss_fn, type):
-        raise TypeError(f"loss_fn is the class {loss_fn.__name__}; pass {loss_fn.__name__}()")
+        return LIKELIHOODS.make(loss_fn)
+    if isinstance(loss_fn, str | type):
+        LIKELIHOODS.check(loss_fn)
+        return _NAMED[str(loss_fn)]
     if callable(loss_fn):
         return Custom(loss_fn)
     raise TypeError(

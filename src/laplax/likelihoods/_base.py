@@ -46,9 +46,12 @@ class Likelihood(ByValue, WeakInside, abc.ABC):
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
         """S with S S^T = H for every event: shape `(*batch, *event, k)`."""
 
-    @abc.abstractmethod
     def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
-        """Raise if a target like `y` (one example) cannot belong to an output like `f`."""
+        """Raise if a target like `y` (one example) cannot belong to an output like `f`.
+
+        By default the target has the output's shape, exactly.
+        """
+        require_same_shape(self.name, f.shape, y)
 
     def check_target_values(self, f_shape: tuple[int, ...], y: jax.Array) -> None:
         """Raise if the values of a batch of targets are impossible."""
@@ -99,7 +102,8 @@ class Likelihood(ByValue, WeakInside, abc.ABC):
         """
         factor = self.event_factor(f, y)
         batch = self.batch_shape(f.shape)
-        events, columns = math.prod(batch), factor.shape[-1]
+        events = math.prod(batch)
+        columns = factor.shape[-1]
         if events == 1:
             return factor.reshape(*f.shape, columns)
         blocks = factor.reshape(events, -1, 1, columns)

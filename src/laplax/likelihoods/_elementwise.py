@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from ._base import Likelihood, require_same_shape
+from ._base import Likelihood
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,13 +34,10 @@ class Bernoulli(Likelihood):
         """Probabilities of one."""
         return jax.nn.sigmoid(f)
 
-    def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
-        """The target has the output's shape, exactly."""
-        require_same_shape(self.name, f.shape, y)
-
     def check_target_values(self, f_shape: tuple[int, ...], y: jax.Array) -> None:
         """Targets lie in [0, 1]."""
-        low, high = float(y.min()), float(y.max())
+        low = float(y.min())
+        high = float(y.max())
         if low < 0 or high > 1:
             raise ValueError(
                 f"binary targets must lie between 0 and 1; found values from {low:g} to {high:g}. "
@@ -75,10 +72,6 @@ class Poisson(Likelihood):
     def expected_link(self, mean: jax.Array, var: jax.Array) -> jax.Array:
         """The mean of a log-normal."""
         return jnp.exp(mean + 0.5 * var)
-
-    def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
-        """The target has the output's shape, exactly."""
-        require_same_shape(self.name, f.shape, y)
 
     def check_target_values(self, f_shape: tuple[int, ...], y: jax.Array) -> None:
         """Counts are not negative."""

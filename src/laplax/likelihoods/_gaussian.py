@@ -36,10 +36,6 @@ class Gaussian(Likelihood):
         s2 = jnp.asarray(sigma_squared, fit.loss.dtype)
         return fit.constant - fit.loss / s2 - 0.5 * fit.count * (LOG_2PI + jnp.log(s2))
 
-    def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
-        """The target has the output's shape, exactly."""
-        require_same_shape(self.name, f.shape, y)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeteroscedasticGaussian(Likelihood):
@@ -53,7 +49,8 @@ class HeteroscedasticGaussian(Likelihood):
 
     def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
         """1/2 (y - mean)^2 / var + 1/2 log var."""
-        mean, log_var = f[..., 0], f[..., 1]
+        mean = f[..., 0]
+        log_var = f[..., 1]
         return 0.5 * (jnp.square(y.astype(f.dtype) - mean) * jnp.exp(-log_var) + log_var)
 
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:

@@ -61,9 +61,8 @@ def check_shapes(model: Model, params: PyTree, batch: PyTree, form: Form) -> Non
     leaves = jax.tree.leaves(example)
     if all(x.shape == struct.shape for x, struct in zip(leaves, form.structs, strict=True)):
         return
-    known = traced(model, params, example)
     try:
-        known.output  # noqa: B018  asked for to see whether there is one
+        traced(model, params, example)
     except ValueError as error:
         given = describe(example)
         hint = "; transpose it: input.T" if _is_transposed(batch, form) else ""

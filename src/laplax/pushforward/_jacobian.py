@@ -1,6 +1,5 @@
 """The Jacobian of a network: whole, or from its taps, a (x) g for a layer and rows elsewhere."""
 
-import functools
 import math
 
 import jax
@@ -36,7 +35,8 @@ class TapJacobian(Jacobian):
         self.groups = tuple((where,) for where in space.slices.values())
         self.shape = jax.tree.leaves(input)[0].shape[0], self.program.output_size
 
-    @functools.cached_property
+    @property
+    @kept
     def tapped(self) -> Tapped:
         """Every output's gradient, pulled back to the taps."""
         return run_taps(
@@ -123,12 +123,10 @@ def jacobian_bytes(
     return product + activations + bytes_per_example(program, space.whole, outputs)
 
 
-@kept
 def _widest_layer(program: Program) -> int:
     """The most outputs of a weight that an example uses once."""
-    pairs = zip(program.uses, program.out_structs, strict=True)
-    outs = [jax.eval_shape(u.out, struct).shape for u, struct in pairs if isinstance(u, MatmulUse)]
-    return max((math.prod(shape) for shape in outs if shape[1] == 1), default=0)
+    once = [use for use in program.uses if isinstance(use, MatmulUse) and use.positions == 1]
+    return max((use.matrix_shape[0] * use.matrix_shape[2] for use in once), default=0)
 
 
 def _in_output_layer(program: Program, leaf: int) -> bool:

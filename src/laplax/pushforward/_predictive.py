@@ -131,8 +131,8 @@ class PredictiveFamily(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, Any]) -> ProbPredictive:
         """The predictive distribution under these hyperparameters; nothing is refitted."""
-        posterior = self.posterior_fn(prior_arguments)
         arguments = self.posterior_fn.parse(prior_arguments)
+        posterior = self.posterior_fn.sound(arguments)
         ensemble = draw_ensemble(posterior, self.recipe, self.memory_budget, self.key)
         return self.at(posterior, arguments.sigma_squared, ensemble)
 

@@ -6,15 +6,15 @@ No layer classes and no registration: flax, equinox or a bare function look alik
 import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._engine import versions as core
-from .._flow import CALLS, opened, passed_through, reached_by, unrolled_equations
+from .._flow import CALLS, called, passed_through, reached_by, struct_of, unrolled_equations
+from .._tree import is_floating
 from ._origin import CONSTANT, PRODUCTS, Origin, combined, meets, tapped
-from ._uses import LinearUse, MatmulUse, Use, convolution_use, embedding_use, matmul_use
+from ._uses import LinearUse, Map, MatmulUse, Use, convolution_use, embedding_use, matmul_use
 
 VIEWS = {
     "reshape",
@@ -29,13 +29,13 @@ VIEWS = {
 }
 RESHAPES = {"reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
 LAYOUTS = RESHAPES | {"transpose"}  # what a product may go through on its way to its bias
-# Equations that all unrolled scans of a model may have together. One takes about 10 ms to compile;
+# Equations that all unrolled scans of a model may have together. One takes about 10 ms to build;
 # the rows of a parameter that is used in many turns cost the same arithmetic as its taps.
 UNROLLED = 128
 
 
 def whole_leaf(leaf: jax.Array) -> jax.Array:
-    """The view with which every leaf enters."""
+    """The view with which every leaf enters, and the layout with which every product leaves."""
     return leaf
 
 
@@ -43,11 +43,11 @@ def whole_leaf(leaf: jax.Array) -> jax.Array:
 class Cell:
     """A value, and the leaf it is a view of, if it is one."""
 
-    value: Any
+    value: jax.Array
     leaf: int | None = None
-    view: Callable[[jax.Array], jax.Array] | None = None
+    view: Map = whole_leaf
     tap: int | None = None  # the product it came from, up to its layout
-    layout: Callable[[Any], Any] | None = None  # from that product's output to this
+    layout: Map | None = None  # from that product's output to this
     copy_of: int | None = None  # the product it equals up to its shape and an added parameter
     repeats: bool = False  # whether the view has an entry of the leaf in several places
     origin: Origin = CONSTANT
@@ -63,18 +63,24 @@ class Interpreter:
     perturbations: Sequence[jax.Array] | None = None
     operands: Mapping[int, jax.Array] = dataclasses.field(default_factory=dict)
     uses: list[Use] = dataclasses.field(default_factory=list)
-    acts: list[Any] = dataclasses.field(default_factory=list)
-    outs: list[Any] = dataclasses.field(default_factory=list)
+    acts: list[jax.Array] = dataclasses.field(default_factory=list)
+    outs: list[jax.Array] = dataclasses.field(default_factory=list)
     uncovered: dict[int, str] = dataclasses.field(default_factory=dict)
     readers: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
     unrolled: int = 0  # equations of the scans so far
     within_scan: bool = False  # whose equations are counted already
+    output: Cell | None = None  # of the whole model
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Cell]) -> list[Cell]:
+    def run(
+        self,
+        jaxpr: "core.Jaxpr",
+        consts: Sequence[jax.Array],
+        args: Sequence[Cell],
+    ) -> list[Cell]:
         """Evaluate a jaxpr on cells."""
-        env: dict[Any, Cell] = {}
+        env: dict[core.Var, Cell] = {}
 
-        def read(atom: Any) -> Cell:
+        def read(atom: "core.Var | core.Literal") -> Cell:
             return Cell(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
         for var, const in zip(jaxpr.constvars, consts, strict=True):
@@ -87,11 +93,11 @@ class Interpreter:
                 env[var] = cell
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, jaxpr: Any, eqn: Any, cells: list[Cell]) -> list[Cell]:
+    def _equation(self, jaxpr: "core.Jaxpr", eqn: "core.JaxprEqn", cells: list[Cell]) -> list[Cell]:
         name = eqn.primitive.name
         held = [i for i, cell in enumerate(cells) if cell.leaf is not None]
         if name in CALLS and (held or meets(_origins(cells))):
-            return self.run(*opened(eqn.params[CALLS[name]]), cells)
+            return self.run(*called(eqn), cells)
         if name == "scan" and held:
             if self._unrolls(eqn):
                 return self._scan(eqn, cells)
@@ -113,14 +119,18 @@ class Interpreter:
         value = evaluate(jaxpr, eqn, cells)[0]
         return [self._tap(value, cells, held[0], use, name)]
 
-    def _opaque(self, jaxpr: Any, eqn: Any, cells: list[Cell], why: str) -> list[Cell]:
+    def _opaque(
+        self, jaxpr: "core.Jaxpr", eqn: "core.JaxprEqn", cells: list[Cell], why: str
+    ) -> list[Cell]:
         """An equation as it is. The parameters that it reads are no longer followed."""
         self._read(cells)
-        values, name = evaluate(jaxpr, eqn, cells), eqn.primitive.name
+        values = evaluate(jaxpr, eqn, cells)
+        name = eqn.primitive.name
         if not any(cell.origin.leaves for cell in cells):
             origin = combined(_origins(cells), name)
             return [Cell(value, origin=origin) for value in values]
-        through, outs = passed_through(eqn), []
+        through = passed_through(eqn)
+        outs = []
         for i, (value, bits) in enumerate(zip(values, reached_by(eqn), strict=True)):
             if i in through:
                 outs.append(cells[through[i]])
@@ -129,7 +139,7 @@ class Interpreter:
             outs.append(self._made_of(value, read, name, why))
         return outs
 
-    def _made_of(self, value: Any, cells: Sequence[Cell], name: str, why: str) -> Cell:
+    def _made_of(self, value: jax.Array, cells: Sequence[Cell], name: str, why: str) -> Cell:
         """A value made of others. The one place where a parameter is lost sight of."""
         for cell in cells:
             if cell.leaf is not None:
@@ -139,72 +149,70 @@ class Interpreter:
     def _read(self, cells: Sequence[Cell]) -> None:
         self.readers.update(cell.tap for cell in cells if cell.tap is not None)
 
-    def _layout(self, jaxpr: Any, eqn: Any, cell: Cell) -> Cell:
+    def _layout(self, jaxpr: "core.Jaxpr", eqn: "core.JaxprEqn", cell: Cell) -> Cell:
         """Of a product: those who come after are counted as its readers."""
         value = evaluate(jaxpr, eqn, [cell])[0]
         kept = cell.copy_of if eqn.primitive.name in RESHAPES else None
         layout = _laid_out(eqn, cell)
         return Cell(value, tap=cell.tap, layout=layout, copy_of=kept, origin=cell.origin)
 
-    def _view(self, eqn: Any, cell: Cell) -> Cell:
-        before, params = cell.view, eqn.params
-        assert before is not None
-
+    def _view(self, eqn: "core.JaxprEqn", cell: Cell) -> Cell:
         def view(leaf: jax.Array) -> jax.Array:
-            return eqn.primitive.bind(before(leaf), **params)
+            return bind(eqn, cell.view(leaf))
 
-        value = eqn.primitive.bind(cell.value, **params)
+        value = bind(eqn, cell.value)
         repeats = cell.repeats or (
             eqn.primitive.name == "broadcast_in_dim" and value.size != cell.value.size
         )
         return Cell(value, cell.leaf, view, repeats=repeats, origin=cell.origin)
 
-    def _use(self, eqn: Any, cells: list[Cell], held: list[int]) -> Use | None:
+    def _use(self, eqn: "core.JaxprEqn", cells: list[Cell], held: list[int]) -> Use | None:
         if len(held) != 1:
             return None
-        which, name = held[0], eqn.primitive.name
-        leaf, view = cells[which].leaf, cells[which].view
+        which = held[0]
+        name = eqn.primitive.name
+        leaf = cells[which].leaf
+        view = cells[which].view
         assert leaf is not None
-        assert view is not None
-        shapes = [tuple(getattr(cell.value, "shape", ())) for cell in cells]
+        shapes = [jnp.shape(cell.value) for cell in cells]
         product = name == "dot_general" or (
             name == "conv_general_dilated" and which == 1 and eqn.params["batch_group_count"] == 1
         )
         if product and not cells[which].repeats:  # the leaf's entries are those of a matrix
             if name == "dot_general":
-                return matmul_use(leaf, view, shapes, which, eqn.params["dimension_numbers"])
-            return convolution_use(leaf, view, shapes, eqn.params)
+                return matmul_use(leaf, view, shapes, which, eqn)
+            return convolution_use(leaf, view, shapes[1], eqn)
         if name == "gather" and which == 0 and view is whole_leaf:
             use = embedding_use(leaf, shapes[0], eqn)
             if use is not None:
                 return use
         affine = name in ("add", "sub", "add_any")
         if affine or product or name == "mul" or (name in ("gather", "div") and which == 0):
-            other = cells[1 - which] if name == "add" else Cell(None)
             part = _linear_part(eqn, view, which, affine)
+            if name != "add":
+                return LinearUse(leaf, part)
+            other = cells[1 - which]
             return LinearUse(leaf, part, other.tap, other.layout)
         return None
 
     def _tap(self, value: jax.Array, cells: list[Cell], which: int, use: Use, name: str) -> Cell:
-        others = [cell.value for i, cell in enumerate(cells) if i != which]
+        tap = len(self.uses)
         if self.perturbations is not None:
-            value = value + self.perturbations[len(self.uses)].astype(value.dtype)
+            value = value + self.perturbations[tap].astype(value.dtype)
+        other = cells[1 - which]
         self.uses.append(use)
-        self.acts.append(others[0])
+        self.acts.append(other.value)
         self.outs.append(value)
-        tap, held = len(self.uses) - 1, cells[which].leaf
-        assert held is not None
-        origin = tapped(_origins(cells), name, held, tap)
-        if name not in PRODUCTS:
-            # A parameter that is added to a product leaves its derivative alone.
-            added = name in ("add", "add_any") or (name == "sub" and which == 1)
-            other = cells[1 - which] if added else Cell(value)
-            kept = other.copy_of if other.value.shape == value.shape else None
-            return Cell(value, copy_of=kept, origin=origin)
-        kept = tap if isinstance(use, MatmulUse) else None
-        return Cell(value, tap=tap, layout=lambda out: out, copy_of=kept, origin=origin)
+        origin = tapped(_origins(cells), name, use.leaf, tap)
+        if name in PRODUCTS:
+            kept = tap if isinstance(use, MatmulUse) else None
+            return Cell(value, tap=tap, layout=whole_leaf, copy_of=kept, origin=origin)
+        # A parameter that is added to a product leaves its derivative alone.
+        added = name in ("add", "add_any") or (name == "sub" and which == 1)
+        kept = other.copy_of if added and other.value.shape == value.shape else None
+        return Cell(value, copy_of=kept, origin=origin)
 
-    def _unrolls(self, eqn: Any) -> bool:
+    def _unrolls(self, eqn: "core.JaxprEqn") -> bool:
         if self.within_scan:
             return eqn.params["length"] > 0
         work = unrolled_equations(eqn)
@@ -212,14 +220,18 @@ class Interpreter:
         self.unrolled += work if fits else 0
         return fits
 
-    def _scan(self, eqn: Any, cells: list[Cell]) -> list[Cell]:
+    def _scan(self, eqn: "core.JaxprEqn", cells: list[Cell]) -> list[Cell]:
         """Unrolled, so that each turn's use of a weight is a tap of its own."""
-        p, outermost = eqn.params, not self.within_scan
-        consts, carry = cells[: p["num_consts"]], cells[p["num_consts"] :][: p["num_carry"]]
-        xs = cells[p["num_consts"] + p["num_carry"] :]
+        p = eqn.params
+        outermost = not self.within_scan
+        num_fixed = p["num_consts"] + p["num_carry"]
+        consts = cells[: p["num_consts"]]
+        carry = cells[p["num_consts"] : num_fixed]
+        xs = cells[num_fixed:]
         self._read(xs)
         self.within_scan = True
-        turns, stacked = range(p["length"]), []
+        stacked = []
+        turns = range(p["length"])
         for i in reversed(turns) if p["reverse"] else turns:
             slices = [_index(x, i) for x in xs]
             outs = self.run(p["jaxpr"].jaxpr, p["jaxpr"].consts, [*consts, *carry, *slices])
@@ -241,20 +253,18 @@ def _origins(cells: Sequence[Cell]) -> list[Origin]:
     return [cell.origin for cell in cells]
 
 
-def _is_floating(eqn: Any) -> bool:
+def _is_floating(eqn: "core.JaxprEqn") -> bool:
     """Whether a value stays a real number, and so keeps its derivative."""
-    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    return is_floating(struct_of(eqn.outvars[0]).dtype)
 
 
-def _has_complex(eqn: Any) -> bool:
+def _has_complex(eqn: "core.JaxprEqn") -> bool:
     """Whether complex numbers go in or out: a transpose would keep their real part alone."""
-    avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
-    return any(
-        jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals if hasattr(aval, "dtype")
-    )
+    structs = [struct_of(atom) for atom in (*eqn.invars, *eqn.outvars)]
+    return any(jnp.issubdtype(x.dtype, jnp.complexfloating) for x in structs if hasattr(x, "dtype"))
 
 
-def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
+def evaluate(jaxpr: "core.Jaxpr", eqn: "core.JaxprEqn", cells: Sequence[Cell]) -> list[jax.Array]:
     """One equation, through JAX's own evaluator: how a primitive binds differs by release."""
     given = {
         atom: cell.value
@@ -265,37 +275,43 @@ def evaluate(jaxpr: Any, eqn: Any, cells: Sequence[Cell]) -> list[Any]:
     return list(core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*given.values()))
 
 
-def _laid_out(eqn: Any, cell: Cell) -> Callable[[Any], Any] | None:
+def bind(eqn: "core.JaxprEqn", *operands: jax.Array) -> jax.Array:
+    """The operation of an equation on other operands."""
+    result: jax.Array = eqn.primitive.bind(*operands, **eqn.params)
+    return result
+
+
+def _laid_out(eqn: "core.JaxprEqn", cell: Cell) -> Map | None:
     before = cell.layout
     if before is None or eqn.primitive.name in ("convert_element_type", "copy"):
         return before
-    return lambda out: eqn.primitive.bind(before(out), **eqn.params)
+    return lambda out: bind(eqn, before(out))
 
 
 def _index(cell: Cell, i: int) -> Cell:
     def entry(x: jax.Array) -> jax.Array:
         return jax.lax.index_in_dim(x, i, keepdims=False)
 
-    value, before = entry(cell.value), cell.view
-    if before is None:
+    value = entry(cell.value)
+    if cell.leaf is None:
         return Cell(value, origin=cell.origin)
 
     def view(leaf: jax.Array) -> jax.Array:
-        return entry(before(leaf))
+        return entry(cell.view(leaf))
 
     return Cell(value, cell.leaf, view, repeats=cell.repeats, origin=cell.origin)
 
 
 def _linear_part(
-    eqn: Any, view: Callable[[jax.Array], jax.Array], which: int, affine: bool
-) -> Callable[[jax.Array, Any], jax.Array]:
+    eqn: "core.JaxprEqn", view: Map, which: int, affine: bool
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
     sign = -1 if eqn.primitive.name == "sub" and which == 1 else 1
-    shape = eqn.outvars[0].aval.shape
+    shape = struct_of(eqn.outvars[0]).shape
 
-    def apply(leaf: jax.Array, other: Any) -> jax.Array:
+    def apply(leaf: jax.Array, other: jax.Array) -> jax.Array:
         if affine:
             return jnp.broadcast_to(sign * view(leaf), shape)
         operands = (view(leaf), other) if which == 0 else (other, view(leaf))
-        return eqn.primitive.bind(*operands, **eqn.params)
+        return bind(eqn, *operands)
 
     return apply

@@ -1,8 +1,8 @@
 """Which leaves make a layer: a weight with one product, and the bias that is added to it."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,9 +11,7 @@ import numpy as np
 
 from .._engine.memo import kept
 from ._program import Program
-from ._uses import LinearUse, MatmulUse, transpose_map
-
-Map = Callable[[jax.Array], jax.Array]
+from ._uses import LinearUse, Map, MatmulUse, transpose_map
 
 
 @jax.tree_util.register_static
@@ -37,23 +35,42 @@ class Layer:
         return jnp.concatenate([a, ones], axis=-1) if self.has_bias else a
 
 
-@kept
 def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
-    """Every weight all of which is used, in exactly one product; with its bias if it is to join.
+    """Every weight all of which is used, in exactly one product; with its bias if it is to join."""
+    apart, joint, _ = _all_layers(program)
+    return joint if joint_bias else apart
 
-    Cached, so that the rearrangements of a layer are the same objects in every fit: they are
+
+def layer_of(program: Program, leaves: tuple[int, ...]) -> Layer | None:
+    """The layer that owns exactly these leaves: a weight, a weight and its bias, or a bias."""
+    layers = itertools.chain(*_all_layers(program))
+    return next((layer for layer in layers if layer.leaves == leaves), None)
+
+
+@kept
+def _all_layers(program: Program) -> tuple[tuple[Layer, ...], ...]:
+    """Weights alone, weights with the biases that they have, and those biases alone.
+
+    Remembered, so that the rearrangements of a layer are the same objects in every fit: they are
     static parts of the structures, and programs are looked up by them.
     """
-    layers = []
+    apart = []
+    joint = []
+    biases = []
     for i, leaf in enumerate(program.leaves):
         taps = program.uses_of(i)
         if not program.covered(i) or len(taps) != 1:
             continue
-        use = program.uses[taps[0]]
-        if isinstance(use, MatmulUse) and math.prod(use.matrix_shape(leaf)) == leaf.size:
-            bias = find_bias(program, taps[0], use) if joint_bias else None
-            layers.append(_make_layer(taps[0], use, i, leaf, bias))
-    return tuple(layers)
+        tap = taps[0]
+        use = program.uses[tap]
+        if not isinstance(use, MatmulUse) or math.prod(use.matrix_shape) != leaf.size:
+            continue
+        weight = _weight_layer(tap, use, i, leaf)
+        bias = _bias_layer(program, tap, use)
+        apart.append(weight)
+        joint.append(weight if bias is None else _joint_layer(weight, bias, leaf.size))
+        biases += [] if bias is None else [bias]
+    return tuple(apart), tuple(joint), tuple(biases)
 
 
 def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarray] | None:
@@ -67,13 +84,15 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
     if len(program.uses_of(bias.leaf)) != 1:
         return None
     leaf = program.leaves[bias.leaf]
-    struct, layout = program.out_structs[tap], bias.layout
+    struct = program.out_structs[tap]
+    layout = bias.layout
     assert layout is not None
-    if leaf.size >= 2**24:
+    # float32 holds the numbers of fewer entries exactly, and a narrower type none of them.
+    if leaf.size >= 2**24 or leaf.dtype.itemsize < 4:
         return None
     with jax.ensure_compile_time_eval():  # which entry is added where: known from shapes alone
-        numbers: Any = np.arange(leaf.size, dtype=np.float32).reshape(leaf.shape)
-        added = np.asarray(bias.apply(numbers.astype(leaf.dtype), None), np.float32)
+        numbers: Any = np.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape)
+        added = np.asarray(bias.apply(numbers, numbers), np.float32)
         places: Any = np.arange(math.prod(struct.shape)).reshape(struct.shape)
         where = np.asarray(layout(places))
         if where.shape != added.shape:  # the product is spread over the bias
@@ -82,69 +101,29 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
         placed[where.ravel()] = added.ravel()
         values: Any = placed.reshape(struct.shape)
         order = np.asarray(use.out(values))
-    if leaf.dtype.itemsize < 4 or order.shape[0] != 1 or order.shape[2] != leaf.size:
+    if order.shape[0] != 1 or order.shape[2] != leaf.size:
         return None
     if not (order == order[:, :1]).all() or sorted(order[0, 0]) != list(range(leaf.size)):
         return None
     return bias.leaf, order[0, 0].astype(int)
 
 
-def _make_layer(
-    tap: int, use: MatmulUse, i: int, leaf: Any, bias: tuple[int, np.ndarray] | None
-) -> Layer:
-    groups, inputs, outputs = use.matrix_shape(leaf)
+def _weight_layer(tap: int, use: MatmulUse, i: int, leaf: jax.ShapeDtypeStruct) -> Layer:
+    def to_matrix(v: jax.Array) -> jax.Array:
+        return use.weight(v.reshape(leaf.shape)).astype(v.dtype)
 
-    def weight_matrix(v: jax.Array) -> jax.Array:
-        return use.weight(v[: leaf.size].reshape(leaf.shape)).astype(v.dtype)
-
-    def weight_vector(matrix: jax.Array) -> jax.Array:
+    def from_matrix(matrix: jax.Array) -> jax.Array:
         like = jax.ShapeDtypeStruct(leaf.shape, matrix.dtype)
         return transpose_map(use.weight, like, matrix).reshape(-1)
 
-    if bias is None:
-        shape = (groups, inputs, outputs)
-        return Layer(tap, (i,), shape, weight_matrix, weight_vector)
-    order = bias[1]
-    inverse = np.argsort(order)
-
-    def to_matrix(v: jax.Array) -> jax.Array:
-        row = _permuted(v[leaf.size :], order).reshape(1, 1, -1)
-        return jnp.concatenate([weight_matrix(v), row], axis=1)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        return jnp.concatenate([weight_vector(matrix[:, :-1]), _permuted(matrix[0, -1], inverse)])
-
-    shape = (groups, inputs + 1, outputs)
-    return Layer(tap, (i, bias[0]), shape, to_matrix, from_matrix, has_bias=True)
+    return Layer(tap, (i,), use.matrix_shape, to_matrix, from_matrix)
 
 
-def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
-    """v[order]; most biases lie in order already, and nothing is gathered for them."""
-    if np.array_equal(order, np.arange(order.size)):
-        return v
-    return v[order]
-
-
-@kept
-def layer_of(program: Program, leaves: tuple[int, ...]) -> Layer | None:
-    """The layer that owns exactly these leaves: a weight, a weight and its bias, or a bias."""
-    for joint_bias in (False, True):
-        layers = find_layers(program, joint_bias)
-        for layer in layers:
-            if layer.leaves == leaves:
-                return layer
-    for layer in layers:
-        if layer.has_bias and layer.leaves[1:] == leaves:
-            return _bias_layer(program, layer)
-    return None
-
-
-def _bias_layer(program: Program, layer: Layer) -> Layer:
-    """The bias of a layer alone: a matrix with one row, whose input is the constant one."""
-    use = program.uses[layer.tap]
-    assert isinstance(use, MatmulUse)
-    found = find_bias(program, layer.tap, use)
-    assert found is not None
+def _bias_layer(program: Program, tap: int, use: MatmulUse) -> Layer | None:
+    """The bias of a product alone: a matrix with one row, whose input is the constant one."""
+    found = find_bias(program, tap, use)
+    if found is None:
+        return None
     leaf, order = found
     inverse = np.argsort(order)
 
@@ -155,4 +134,31 @@ def _bias_layer(program: Program, layer: Layer) -> Layer:
         return _permuted(matrix[0, 0], inverse)
 
     shape = (1, 1, len(order))
-    return Layer(layer.tap, (leaf,), shape, to_matrix, from_matrix, False, has_bias=True)
+    return Layer(tap, (leaf,), shape, to_matrix, from_matrix, has_weight=False, has_bias=True)
+
+
+def _joint_layer(weight: Layer, bias: Layer, size: int) -> Layer:
+    """A weight of `size` entries, with its bias as the last row."""
+
+    def to_matrix(v: jax.Array) -> jax.Array:
+        parts = [weight.to_matrix(v[:size]), bias.to_matrix(v[size:])]
+        return jnp.concatenate(parts, axis=1)
+
+    def from_matrix(matrix: jax.Array) -> jax.Array:
+        parts = [weight.from_matrix(matrix[:, :-1]), bias.from_matrix(matrix[:, -1:])]
+        return jnp.concatenate(parts)
+
+    groups, inputs, outputs = weight.shape
+    return Layer(
+        tap=weight.tap,
+        leaves=weight.leaves + bias.leaves,
+        shape=(groups, inputs + 1, outputs),
+        to_matrix=to_matrix,
+        from_matrix=from_matrix,
+        has_bias=True,
+    )
+
+
+def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
+    """v[order]; most biases lie in order already, and nothing is gathered for them."""
+    return v if np.array_equal(order, np.arange(order.size)) else v[order]

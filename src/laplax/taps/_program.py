@@ -2,17 +2,18 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._engine import versions as core
 from .._flow import reaches
 from .._tree import PyTree, leaf_names
-from ._interpret import Cell, Interpreter, whole_leaf
+from ._interpret import Cell, Interpreter
 from ._origin import Meeting, Origin
-from ._uses import Use
+from ._uses import Map, Use
 
 
 @jax.tree_util.register_static
@@ -20,7 +21,7 @@ from ._uses import Use
 class Program:
     """The model's jaxpr for one example, with its taps. Programs are looked up by its identity."""
 
-    jaxpr: Any
+    jaxpr: "core.ClosedJaxpr"
     uses: tuple[Use, ...]
     out_structs: tuple[jax.ShapeDtypeStruct, ...]
     uncovered: tuple[tuple[int, str], ...]
@@ -51,37 +52,27 @@ class Program:
         operands: Mapping[int, jax.Array] | None = None,
     ) -> tuple[jax.Array, Interpreter]:
         """The output of one example, and what was recorded on the way."""
-        out, interpreter = self.interpret(input, params, perturbations, operands)
-        return out.value, interpreter
-
-    def interpret(
-        self,
-        input: PyTree,
-        params: PyTree,
-        perturbations: Sequence[jax.Array] | None = None,
-        operands: Mapping[int, jax.Array] | None = None,
-    ) -> tuple[Cell, Interpreter]:
-        """The same, with what is known about the output."""
         interpreter = Interpreter(perturbations, operands or {})
         cells = [Cell(x, origin=Origin(from_input=True)) for x in jax.tree.leaves(input)]
         for i, leaf in enumerate(jax.tree.leaves(params)):
-            cells.append(Cell(leaf, i, whole_leaf, origin=Origin(leaves=frozenset({i}))))
+            cells.append(Cell(leaf, i, origin=Origin(leaves=frozenset({i}))))
         out = interpreter.run(self.jaxpr.jaxpr, self.jaxpr.consts, cells)[0]
         if out.tap is not None:
             interpreter.readers[out.tap] += 1
         if out.leaf is not None:
             interpreter.uncovered.setdefault(out.leaf, "returned as the output")
-        return out, interpreter
+        interpreter.output = out
+        return out.value, interpreter
 
     def factors(
-        self, input: PyTree, params: PyTree, columns_of: Any
-    ) -> tuple[list[Any], list[jax.Array]]:
+        self, input: PyTree, params: PyTree, columns_of: Map
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """For one example: recorded operands a, and g (K, *out) at every tap.
 
         `columns_of(f)` gives the factor S (*f.shape, K); one pull-back serves all taps.
         """
 
-        def tapped(perturbations: list[jax.Array]) -> tuple[jax.Array, list[Any]]:
+        def tapped(perturbations: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
             f, interpreter = self.run(input, params, perturbations)
             return f, interpreter.acts
 
@@ -91,15 +82,16 @@ class Program:
         return acts, jax.vmap(pull)(columns)[0]
 
 
-def trace_taps(fn: Callable[..., jax.Array], params: PyTree, input: PyTree) -> Program:
-    """The program of `fn(input, params)` for one example, from shapes."""
-    jaxpr = jax.make_jaxpr(fn)(input, params)
+def trace_taps(jaxpr: "core.ClosedJaxpr", params: PyTree, input: PyTree) -> Program:
+    """The program of a jaxpr of `fn(input, params)` for one example, from shapes."""
     leaves = tuple(jax.tree.leaves(params))
     empty = Program(jaxpr, (), (), (), tuple(leaf_names(params)), leaves)
     found: dict[str, Any] = {}  # nothing that is traced: it would outlive its trace
 
-    def dry(input: PyTree, params: PyTree) -> list[Any]:
-        out, seen = empty.interpret(input, params)
+    def dry(input: PyTree, params: PyTree) -> list[jax.Array]:
+        seen = empty.run(input, params)[1]
+        out = seen.output
+        assert out is not None
         found["uses"] = tuple(seen.uses)
         found["uncovered"] = _uncovered(jaxpr.jaxpr, seen, len(leaves))
         found["last"] = tuple(sorted(out.origin.met, key=lambda meeting: meeting.leaves))
@@ -112,7 +104,9 @@ def trace_taps(fn: Callable[..., jax.Array], params: PyTree, input: PyTree) -> P
     return dataclasses.replace(empty, out_structs=structs, **found)
 
 
-def _uncovered(jaxpr: Any, interpreter: Interpreter, count: int) -> tuple[tuple[int, str], ...]:
+def _uncovered(
+    jaxpr: "core.Jaxpr", interpreter: Interpreter, count: int
+) -> tuple[tuple[int, str], ...]:
     """The leaves that need rows: no derivative is zero because nothing was seen of it.
 
     Of a leaf without any use the output must be known not to depend.

@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from .._engine import versions as core
+from .._flow import struct_of
+
 Map = Callable[[jax.Array], jax.Array]
 
 
@@ -22,15 +25,13 @@ class MatmulUse:
 
     kind: ClassVar[str] = "matmul"
     leaf: int
+    matrix_shape: tuple[int, int, int]  # (B, I, O)
+    positions: int  # T
     act: Map  # the recorded operand -> (B, T, I)
     weight: Map  # the parameter leaf -> (B, I, O), a rearrangement of it or of a part of it
     out: Map  # the operation's output -> (B, T, O)
 
-    def matrix_shape(self, leaf: Any) -> tuple[int, int, int]:
-        """The shape (B, I, O) of the weight as matrices."""
-        return jax.eval_shape(self.weight, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)).shape
-
-    def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
+    def gradient(self, a: jax.Array, g: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         """The leaf's gradient for one example and one column."""
         matrix = jnp.einsum("bti,bto->bio", self.act(a).astype(g.dtype), self.out(g))
         return transpose_map(self.weight, like, matrix)
@@ -42,11 +43,11 @@ class LinearUse:
 
     kind: ClassVar[str] = "linear"
     leaf: int
-    apply: Callable[[jax.Array, Any], jax.Array]
+    apply: Callable[[jax.Array, jax.Array], jax.Array]
     added_to: int | None = None  # the tap of the product that a bias is added to
     layout: Map | None = None  # that product's output as it is when the bias is added
 
-    def gradient(self, a: Any, g: jax.Array, like: Any) -> jax.Array:
+    def gradient(self, a: jax.Array, g: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         """The leaf's gradient for one example and one column."""
         return transpose_map(lambda w: self.apply(w, a), like, g)
 
@@ -63,7 +64,8 @@ class EmbeddingUse:
 
     def index(self, a: jax.Array) -> jax.Array:
         """The rows that are read, (T,); V stands for none."""
-        index, rows = a.reshape(-1, self.starts)[:, 0], self.shape[0]
+        index = a.reshape(-1, self.starts)[:, 0]
+        rows = self.shape[0]
         if not self.drop:
             return jnp.clip(index, 0, rows - 1)
         return jnp.where((index < 0) | (index >= rows), rows, index)
@@ -79,7 +81,7 @@ class EmbeddingUse:
         summed = jnp.einsum("ts,ksd->ktd", same.astype(g.dtype), g.reshape(-1, *self._out(index)))
         return jnp.where((first & (index < self.shape[0]))[:, None], summed, 0), index
 
-    def gradient(self, a: jax.Array, g: jax.Array, like: Any) -> jax.Array:
+    def gradient(self, a: jax.Array, g: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         """The leaf's gradient for one example and one column."""
         index = self.index(a)
         zeros = jnp.zeros(self.shape, g.dtype)
@@ -93,13 +95,15 @@ class EmbeddingUse:
 Use = MatmulUse | LinearUse | EmbeddingUse
 
 
-def embedding_use(leaf: int, shape: tuple[int, ...], eqn: Any) -> EmbeddingUse | None:
+def embedding_use(leaf: int, shape: tuple[int, ...], eqn: "core.JaxprEqn") -> EmbeddingUse | None:
     """A `gather` that reads whole entries of a leaf's first axis."""
-    numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
-    out_ndim, rest = len(eqn.outvars[0].aval.shape), shape[1:]
+    numbers = eqn.params["dimension_numbers"]
+    rest = shape[1:]
+    out_ndim = len(struct_of(eqn.outvars[0]).shape)
     collapsed = tuple(numbers.collapsed_slice_dims)
     kept = len(shape) - len(collapsed)  # without collapsing, a row comes as (1, D)
-    starts, drop = tuple(numbers.start_index_map), mode == jax.lax.GatherScatterMode.FILL_OR_DROP
+    starts = tuple(numbers.start_index_map)
+    drop = eqn.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
     whole = (
         collapsed in ((0,), ())
         and (starts == (0,) or (starts == tuple(range(len(shape))) and not drop))
@@ -112,7 +116,7 @@ def embedding_use(leaf: int, shape: tuple[int, ...], eqn: Any) -> EmbeddingUse |
     return EmbeddingUse(leaf, (shape[0], math.prod(rest)), drop, len(starts))
 
 
-def transpose_map(fn: Map, like: Any, value: jax.Array) -> jax.Array:
+def transpose_map(fn: Map, like: jax.ShapeDtypeStruct, value: jax.Array) -> jax.Array:
     """fn^T value for a linear fn of arrays shaped `like`, in the value's precision.
 
     The views of a leaf may change its dtype; gradients are kept in that of the output.
@@ -122,17 +126,17 @@ def transpose_map(fn: Map, like: Any, value: jax.Array) -> jax.Array:
     return jax.linear_transpose(fn, struct)(value.astype(out.dtype))[0]
 
 
-def _axes_to(x_axes: Sequence[int], ndim: int) -> tuple[int, ...]:
-    rest = [i for i in range(ndim) if i not in x_axes]
-    return (*x_axes, *rest)
-
-
-def matmul_use(leaf: int, view: Map, shapes: list[tuple], which: int, numbers: Any) -> MatmulUse:
+def matmul_use(
+    leaf: int, view: Map, shapes: list[tuple[int, ...]], which: int, eqn: "core.JaxprEqn"
+) -> MatmulUse:
     """A `dot_general` whose operand `which` is a view of a parameter."""
-    contract, batch = numbers
-    w_shape, a_shape = shapes[which], shapes[1 - which]
-    wc, wb = tuple(contract[which]), tuple(batch[which])
-    ac, ab = tuple(contract[1 - which]), tuple(batch[1 - which])
+    contract, batch = eqn.params["dimension_numbers"]
+    w_shape = shapes[which]
+    a_shape = shapes[1 - which]
+    wc = tuple(contract[which])
+    wb = tuple(batch[which])
+    ac = tuple(contract[1 - which])
+    ab = tuple(batch[1 - which])
     w_free = [i for i in range(len(w_shape)) if i not in (*wc, *wb)]
     a_free = [i for i in range(len(a_shape)) if i not in (*ac, *ab)]
     size_b = math.prod(w_shape[i] for i in wb)
@@ -151,42 +155,46 @@ def matmul_use(leaf: int, view: Map, shapes: list[tuple], which: int, numbers: A
             return g.reshape(size_b, size_t, size_o)
         return g.reshape(size_b, size_o, size_t).swapaxes(1, 2)
 
-    return MatmulUse(leaf, act, weight, out)
+    return MatmulUse(leaf, (size_b, size_i, size_o), size_t, act, weight, out)
 
 
-def convolution_use(leaf: int, view: Map, shapes: list[tuple], params: dict) -> MatmulUse:
+def convolution_use(
+    leaf: int, view: Map, kernel_shape: tuple[int, ...], eqn: "core.JaxprEqn"
+) -> MatmulUse:
     """A convolution as patches times a matrix: any stride, padding, dilation, groups, layout."""
-    lhs_spec, rhs_spec, out_spec = params["dimension_numbers"]
-    groups, kernel = params["feature_group_count"], [shapes[1][i] for i in rhs_spec[2:]]
-    channels, features = shapes[1][rhs_spec[1]], shapes[1][rhs_spec[0]]
+    lhs_spec, rhs_spec, out_spec = eqn.params["dimension_numbers"]
+    groups = eqn.params["feature_group_count"]
+    features, channels, *kernel = (kernel_shape[i] for i in rhs_spec)
     inputs = channels * math.prod(kernel)
+    outputs = features // groups
+    positions = math.prod(struct_of(eqn.outvars[0]).shape) // features
 
     def act(a: jax.Array) -> jax.Array:
-        patches = _patches(a.transpose(lhs_spec), kernel, params)  # (K, N, C, *S)
+        patches = _patches(a.transpose(lhs_spec), kernel, eqn.params)  # (K, N, C, *S)
         k, n, c = patches.shape[:3]
         patches = patches.reshape(k, n, groups, c // groups, -1)
         return patches.transpose(2, 1, 4, 3, 0).reshape(groups, -1, inputs)
 
     def weight(w: jax.Array) -> jax.Array:
-        flat = view(w).transpose(rhs_spec).reshape(groups, features // groups, inputs)
-        return flat.swapaxes(1, 2)
+        return view(w).transpose(rhs_spec).reshape(groups, outputs, inputs).swapaxes(1, 2)
 
     def out(g: jax.Array) -> jax.Array:
         g = g.transpose(out_spec)
-        g = g.reshape(g.shape[0], groups, features // groups, -1)
-        return g.transpose(1, 0, 3, 2).reshape(groups, -1, features // groups)
+        g = g.reshape(g.shape[0], groups, outputs, -1)
+        return g.transpose(1, 0, 3, 2).reshape(groups, positions, outputs)
 
-    return MatmulUse(leaf, act, weight, out)
+    return MatmulUse(leaf, (groups, inputs, outputs), positions, act, weight, out)
 
 
-def _patches(x: jax.Array, kernel: Sequence[int], params: dict) -> jax.Array:
+def _patches(x: jax.Array, kernel: Sequence[int], params: dict[str, Any]) -> jax.Array:
     """x (N, C, *S) to (K, N, C, *S'): one strided slice of the padded input per kernel entry."""
     padding = [(0, 0, 0), (0, 0, 0)] + [
         (low, high, dilation - 1)
         for (low, high), dilation in zip(params["padding"], params["lhs_dilation"], strict=True)
     ]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
-    strides, dilations = params["window_strides"], params["rhs_dilation"]
+    strides = params["window_strides"]
+    dilations = params["rhs_dilation"]
     sizes = [
         (x.shape[2 + d] - dilations[d] * (kernel[d] - 1) - 1) // strides[d] + 1
         for d in range(len(kernel))
