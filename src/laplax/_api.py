@@ -96,7 +96,7 @@ def laplace(
         >>> print(f"{posterior_fn({'prior_prec': 1.0}).variance()['a']:.4f}")
         0.3478
     """
-    measured, estimator = _resolve(curvature, curv_type, options)
+    measured, estimator = resolve_names(curvature, curv_type, options)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
@@ -143,10 +143,13 @@ def curvature_mv(
     *,
     loss_fn: str | Likelihood | Callable,
     curvature: str | Curvature = "ggn",
+    subset: Subset = None,
     vmap_over_data: bool = True,
     progress: bool | None = None,
 ) -> CurvatureOperator:
     """The curvature as a product: `mv = curvature_mv(...)`, then `mv(v)` on a pytree or flat.
+
+    The arguments are those of `laplace`. A flat vector holds the parameters of `subset` alone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -156,11 +159,11 @@ def curvature_mv(
         >>> print(mv(jnp.asarray(1.0)))
         5.0
     """
-    measured = _resolve(curvature, "full", {})[0]
+    measured = resolve_names(curvature, "full", {})[0]
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return make_operator(problem, measured, None, progress=progress)
+    return make_operator(problem, measured, subset, progress=progress)
 
 
 def make_operator(
@@ -195,7 +198,7 @@ def make_operator(
     return CurvatureOperator(local, problem.data, problem.traced, **given)
 
 
-def _resolve(
+def resolve_names(
     curvature: str | Curvature, curv_type: str | Estimator, options: dict[str, Any]
 ) -> tuple[Curvature, Estimator]:
     """Names to objects. Each option goes to the constructor that has a field of its name."""

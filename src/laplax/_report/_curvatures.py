@@ -6,19 +6,25 @@ from typing import Any
 
 import jax
 
-from .._api import _resolve, laplace
+from .._api import laplace, resolve_names
 from ..curvature import Curvature
 from ..estimators import Estimator
+from ..subset import Subset
 
 CURVATURES = ("full", "diagonal", "kfac", "lanczos", "last_layer")
 LAST_LAYER = {"curv_type": "full", "subset": "last_layer"}
-Curvatures = Sequence[str] | Mapping[str, Mapping[str, Any]]
-Options = dict[str, Any]  # of `laplace`
+Problem = dict[str, Any]  # arguments that `laplace`, `curvature_mv` and `data_fit` share
+Options = dict[str, Any]  # what else `laplace` takes
+Curvatures = Sequence[str] | Mapping[str, Options]
 _LAPLACE = frozenset(inspect.signature(laplace).parameters)
 
 
-def resolve_curvatures(curvatures: Curvatures, subset: Any, seed: int) -> dict[str, Options]:
+def resolve_curvatures(
+    curvatures: Curvatures | None, subset: Subset, seed: int
+) -> dict[str, Options]:
     """Names to options of `laplace`; a name or an option that nothing reads is an error here."""
+    if curvatures is None:
+        curvatures = CURVATURES if subset is None else CURVATURES[:-1]
     if isinstance(curvatures, str):
         raise TypeError(f"curvatures must be a list or a mapping; write [{curvatures!r}]")
     if not curvatures:
@@ -46,4 +52,4 @@ def _seeded(options: Options, seed: int) -> Options:
 def resolve_objects(options: Options) -> tuple[Curvature, Estimator]:
     """The curvature and the estimator that options of `laplace` stand for."""
     own = {name: x for name, x in options.items() if name not in _LAPLACE}
-    return _resolve(options.get("curvature", "ggn"), options["curv_type"], own)
+    return resolve_names(options.get("curvature", "ggn"), options["curv_type"], own)

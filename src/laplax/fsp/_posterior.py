@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._api import _resolve, finish, make_operator
+from .._api import finish, make_operator, resolve_names
 from .._chain import PosteriorFn
 from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, Chunks, cut, total_memory
@@ -94,7 +94,7 @@ def fsp_laplace(
         >>> print(f"{posterior_fn({'sigma_squared': 1.0}).variance():.3f}")  # 1 / (2 + sum x^2)
         0.258
     """
-    measured, _ = _resolve(curvature, "full", {})
+    measured, _ = resolve_names(curvature, "full", {})
     if not measured.has_rows:
         raise ValueError(
             "fsp_laplace needs a curvature that is positive semi-definite; use 'ggn' or a Fisher"

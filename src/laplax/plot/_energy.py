@@ -1,6 +1,6 @@
 """Two parameters: the energy that is approximated, and the Gaussians that approximate it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ def energy_ellipses(
     mean: ArrayLike,
     covariances: ArrayLike | Mapping[str, ArrayLike],
     *,
-    names: tuple[str, str] = ("parameter 1", "parameter 2"),
+    names: Sequence[str] = ("parameter 1", "parameter 2"),
     xlim: Limits | None = None,
     ylim: Limits | None = None,
     levels: int = 12,
