@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Named = tuple[str, Parts]  # what is predicted, and by what
 DPI = 160
 
 
@@ -33,13 +32,17 @@ class Drawing:
     fitted: list[Fitted]
     shown: Fitted | None
 
-    def with_map(self, *fitted: Fitted) -> list[Named]:
-        """The predictions of the MAP and of these curvatures."""
-        return [("MAP", self.predicted_map), *((x.name, x.prediction) for x in fitted)]
+    def predictions(self, fitted: list[Fitted]) -> dict[str, Parts]:
+        """Those of the MAP and of these curvatures."""
+        return {"MAP": self.predicted_map, **{x.name: x.prediction for x in fitted}}
 
-    def compared(self) -> list[Named]:
-        """The MAP, and the curvature that single figures show."""
-        return self.with_map(self.shown) if self.shown else self.with_map()
+    def compared(self) -> dict[str, Parts]:
+        """Predictions of the MAP, and of the curvature that single figures show."""
+        return self.predictions([] if self.shown is None else [self.shown])
+
+    def named(self) -> dict[str, Fitted]:
+        """Every curvature that fits."""
+        return {x.name: x for x in self.fitted}
 
     def train(self) -> tuple[np.ndarray, np.ndarray]:
         """Training inputs and targets, or the first batch of a loader."""
@@ -74,9 +77,10 @@ class Plan:
         return Picture(name, self.title, self.caption, figure.get_figwidth(), png, svg)
 
 
-def described(title: str, caption: str) -> Callable[[Paint], Plan]:
-    """Decorate a function that fills a figure."""
-    return lambda paint: Plan(title, caption, paint)
+def planned(paint: Paint) -> Plan:
+    """Decorate a function that fills a figure: its documentation is the title and the caption."""
+    title, _, caption = (paint.__doc__ or "").partition(".\n")
+    return Plan(title, " ".join(caption.split()), paint)
 
 
 def figures_for(drawing: Drawing) -> Iterator[Plan]:
@@ -103,37 +107,35 @@ def figures_for(drawing: Drawing) -> Iterator[Plan]:
         yield energy
 
 
-@described(
-    "Predictive bands",
-    "Training data, predictive mean and central 95% bands: epistemic uncertainty alone, and "
-    "with the observation noise. Wide bands are cut at the frame.",
-)
+@planned
 def bands(drawing: Drawing, figure: "Figure") -> None:
-    """One panel per curvature."""
+    """Predictive bands.
+
+    Training data, predictive mean and central 95% bands: epistemic uncertainty alone, and with
+    the observation noise. Wide bands are cut at the frame.
+    """
+    inputs = drawing.setting.inputs["figure"]
     data = drawing.train()
 
     def panel(ax: "Axes", item: Fitted) -> None:
         fields = item.prediction["figure"]
-        stds = {name: np.sqrt(fields[f"{name[:-3]}var"]) for name in ("pred_std", "total_std")}
-        inputs = drawing.setting.inputs["figure"]
-        plot.predictive_band(inputs, {**fields, **stds}, data=data, legend=False, ax=ax)
-        ax.set(title=item.name, ylim=_reach(data[1], fields["pred_mean"]))
+        plot.predictive_band(inputs, fields, data=data, legend=False, ax=ax)
+        ax.set(ylim=_reach(data[1], fields["pred_mean"]))
 
-    panels(figure, drawing.fitted, panel)
+    panels(figure, drawing.named(), panel)
 
 
-@described(
-    "Where the network is sure",
-    "The largest class probability over the plane of inputs, the decision boundary (white) "
-    "and the training data.",
-)
+@planned
 def confidence_maps(drawing: Drawing, figure: "Figure") -> None:
-    """One panel for the MAP, one per curvature."""
+    """Where the network is sure.
+
+    The largest class probability over the plane of inputs, the decision boundary (white) and
+    the training data.
+    """
     points = np.asarray(drawing.setting.inputs["figure"])
     xlim, ylim = ((float(x.min()), float(x.max())) for x in points.T)
 
-    def panel(ax: "Axes", item: Named) -> None:
-        name, prediction = item
+    def panel(ax: "Axes", prediction: Parts) -> None:
         plot.confidence_map(
             lambda _: np.exp(prediction["figure"]["log_pred_act"]),
             xlim=xlim,
@@ -144,105 +146,99 @@ def confidence_maps(drawing: Drawing, figure: "Figure") -> None:
             legend=False,
             ax=ax,
         )
-        ax.set_title(name)
 
-    axes = panels(figure, drawing.with_map(*drawing.fitted), panel)
+    axes = panels(figure, drawing.predictions(drawing.fitted), panel)
     filled = axes[0].collections[0]
     figure.colorbar(filled, ax=axes, label="confidence", format="%.2f", shrink=0.8)
 
 
-@described(
-    "Reliability",
-    "Accuracy over confidence on the test data, in 15 bins; the area of a point is the share "
-    "of examples in its bin. Below the dashed line the network is overconfident.",
-)
+@planned
 def reliability(drawing: Drawing, figure: "Figure") -> None:
-    """The MAP and one curvature on the same axes."""
+    """Reliability.
+
+    Accuracy over confidence on the test data, in 15 bins; the area of a point is the share of
+    examples in its bin. Below the dashed line the network is overconfident.
+    """
     ax = single(figure, 4.2, 4.6)
-    for curve, (name, prediction) in enumerate(drawing.compared()):
+    for curve, (name, prediction) in enumerate(drawing.compared().items()):
         test = prediction["test"]
         plot.reliability_diagram(
             test["pred_act"], test["target"], label=name, curve=1 - curve, ax=ax
         )
 
 
-@described(
-    "Confidence",
-    "How sure the predictions on the test data are. Where mean confidence lies above accuracy "
-    "the network is overconfident.",
-)
+@planned
 def confidences(drawing: Drawing, figure: "Figure") -> None:
-    """The MAP and one curvature, side by side."""
+    """Confidence.
 
-    def panel(ax: "Axes", item: Named) -> None:
-        name, prediction = item
+    How sure the predictions on the test data are. Where mean confidence lies above accuracy
+    the network is overconfident.
+    """
+
+    def panel(ax: "Axes", prediction: Parts) -> None:
         test = prediction["test"]
-        curve = 1 if name == "MAP" else 0
+        curve = 1 if prediction is drawing.predicted_map else 0
         plot.confidence_histogram(test["pred_act"], test["target"], curve=curve, ax=ax)
-        ax.set_title(name)
 
     panels(figure, drawing.compared(), panel, size=(6.4, 3.4), columns=2, legend=False)
 
 
-@described(
-    "Out-of-distribution inputs",
-    "Uncertainty on the test data and on out-of-distribution inputs; the less they overlap, "
-    "the better it reveals the latter (AUROC and FPR95 in the table).",
-)
+@planned
 def foreign_inputs(drawing: Drawing, figure: "Figure") -> None:
-    """Scores on the test data and on out-of-distribution inputs."""
+    """Out-of-distribution inputs.
+
+    Uncertainty on the test data and on out-of-distribution inputs; the less they overlap, the
+    better it reveals the latter (AUROC and FPR95 in the table).
+    """
     compared = drawing.compared()
     kind = "entropy [nat]"
     if drawing.setting.recipe.regression:
-        compared = compared[1:]  # the MAP has no uncertainty
+        del compared["MAP"]  # it has no uncertainty
         kind = "epistemic standard deviation"
 
-    def panel(ax: "Axes", item: Named) -> None:
-        name, prediction = item
+    def panel(ax: "Axes", prediction: Parts) -> None:
         scores = (uncertainty(prediction[part]) for part in ("test", "ood"))
         plot.entropy_histograms(*scores, xlabel=kind, legend=False, ax=ax)
-        ax.set_title(name)
 
     width = 4.2 if len(compared) == 1 else 3.2 * len(compared)
     panels(figure, compared, panel, size=(width, 3.1), columns=2)
 
 
-@described(
-    "Choice of the prior precision",
-    "The objective of the search over prior precisions; other hyperparameters are at their "
-    "chosen values. The star is what was chosen.",
-)
+@planned
 def calibration_curves(drawing: Drawing, figure: "Figure") -> None:
-    """The objective along the prior precision, one panel per curvature."""
+    """Choice of the prior precision.
+
+    The objective of the search over prior precisions; other hyperparameters are at their
+    chosen values. The star is what was chosen.
+    """
     objective = drawing.setting.objective_name
 
     def panel(ax: "Axes", item: Fitted) -> None:
         best = item.prior_arguments["prior_prec"]
         plot.calibration_curve(item.curve, objective=objective, chosen=best, ax=ax)
-        ax.set_title(item.name)
 
-    panels(figure, drawing.fitted, panel, height=2.9, legend=False)
+    panels(figure, drawing.named(), panel, height=2.9, legend=False)
 
 
-@described(
-    "Spectrum of the curvature",
-    "Eigenvalues that each structure keeps (a diagonal one: its entries), largest first.",
-)
+@planned
 def spectrum(drawing: Drawing, figure: "Figure") -> None:
-    """The values of every curvature on the same axes."""
+    """Spectrum of the curvature.
+
+    Eigenvalues that each structure keeps (a diagonal one: its entries), largest first.
+    """
     ax = single(figure, 4.6, 3.9)
     for curve, item in enumerate(drawing.fitted):
         if _has_curvature(item):
             plot.spectrum(item.posterior_fn.structure, label=item.name, curve=curve, ax=ax)
 
 
-@described(
-    "Posterior standard deviations",
-    "By leaf of the parameters: the box holds the middle half, the black line is the median, "
-    "the thin line spans all.",
-)
+@planned
 def layer_std(drawing: Drawing, figure: "Figure") -> None:
-    """The posterior's width, leaf by leaf."""
+    """Posterior standard deviations.
+
+    By leaf of the parameters: the box holds the middle half, the black line is the median, the
+    thin line spans all.
+    """
     assert drawing.shown is not None
     variances = drawing.shown.variances
     ax = single(figure, 4.6, 1.3 + 0.45 * len(jax.tree.leaves(variances)))
@@ -250,13 +246,13 @@ def layer_std(drawing: Drawing, figure: "Figure") -> None:
     ax.set_title(drawing.shown.name)
 
 
-@described(
-    "Energy of two parameters",
-    "Contours of the negative log joint density, the MAP, and ellipses of one and two standard "
-    "deviations of each posterior.",
-)
+@planned
 def energy(drawing: Drawing, figure: "Figure") -> None:
-    """Two parameters: the energy itself."""
+    """Energy of two parameters.
+
+    Contours of the negative log joint density, the MAP, and ellipses of one and two standard
+    deviations of each posterior.
+    """
     shown = drawing.shown
     assert shown is not None
     plot.energy_ellipses(

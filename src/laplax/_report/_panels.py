@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -38,7 +38,7 @@ def single(figure: "Figure", width: float, height: float) -> "Axes":
 
 def panels(
     figure: "Figure",
-    items: Sequence[Item],
+    items: Mapping[str, Item],
     panel: Callable[["Axes", Item], None],
     *,
     size: tuple[float, float] | None = None,
@@ -46,7 +46,7 @@ def panels(
     columns: int = COLUMNS,
     legend: bool = True,
 ) -> list["Axes"]:
-    """One panel per item; a legend for all of them under the figure."""
+    """One panel per item, under its name; a legend for all of them under the figure."""
     columns = min(columns, len(items))
     rows = math.ceil(len(items) / columns)
     width = PANEL_WIDTH * columns + (1.2 if columns == 1 else 0)
@@ -55,8 +55,9 @@ def panels(
     for ax in grid[len(items) :]:
         ax.remove()
     used = grid[: len(items)]
-    for ax, item in zip(used, items, strict=True):
+    for ax, (name, item) in zip(used, items.items(), strict=True):
         panel(ax, item)
+        ax.set_title(name)
     handles, labels = used[0].get_legend_handles_labels()
     if legend and labels:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))

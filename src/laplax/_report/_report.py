@@ -202,7 +202,7 @@ def _write(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> 
     report = Report(
         title=title,
         summary=_summary(setting, shown),
-        fits=_fit_table(setting, rows),
+        fits=Table("Fits", FIT_COLUMNS, rows, {"log_evidence": max}).without_empty_columns(),
         metrics=_metric_table(judged, ["MAP", *setting.curvatures]),
         coverage=_coverage_table(fitted),
         shown=None if shown is None else shown.name,
@@ -228,23 +228,12 @@ def _shown(setting: Setting, fitted: list[Fitted]) -> Fitted | None:
     return max(fitted, key=lambda x: x.row["log_evidence"], default=None)
 
 
-def _fit_table(setting: Setting, rows: list[Row]) -> Table:
-    columns = dict(FIT_COLUMNS)
-    if not setting.likelihood.has_noise:
-        del columns["sigma_squared"]
-    if not any(row["note"] for row in rows):
-        del columns["note"]
-    return Table("Fits", columns, rows, {"log_evidence": max})
-
-
 def _metric_table(judged: Mapping[str, Mapping[str, float]], names: list[str]) -> Table:
     rows: list[Row] = [{"name": name, **judged.get(name, {"note": "no fit"})} for name in names]
-    keys = list(dict.fromkeys(key for results in judged.values() for key in results))
-    columns = {"name": "", **{key: key.replace("_", " ") for key in keys}}
-    if len(judged) < len(names):
-        columns["note"] = "note"
+    keys = dict.fromkeys(key for results in judged.values() for key in results)
+    columns = {"name": "", **{key: key.replace("_", " ") for key in keys}, "note": "note"}
     best = {**dict.fromkeys(LOWER, min), **dict.fromkeys(HIGHER, max)}
-    return Table("Test metrics", columns, rows, best)
+    return Table("Test metrics", columns, rows, best).without_empty_columns()
 
 
 def _coverage_table(fitted: list[Fitted]) -> Table:

@@ -52,7 +52,7 @@ class Setting:
         """The fields of predictions that metrics and figures need."""
         if self.recipe.classification:
             return ("log_pred_act",)
-        return ("pred_mean", "pred_var", "total_var")
+        return ("pred_mean", "pred_var", "pred_std", "total_var", "total_std")
 
     @property
     def by_evidence(self) -> bool:
