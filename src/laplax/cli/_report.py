@@ -37,17 +37,10 @@ from .._enums import check_names
 from .._report import output_directory, report, show
 from ._common import UsageError, add_common, formatted
 
-NEEDED = ("model_fn", "params", "train", "test", "loss_fn")
-OPTIONAL = (
-    "calibration",
-    "ood",
-    "curvatures",
-    "subset",
-    "calibration_objective",
-    "calibration_method",
-    "vmap_over_data",
-    "title",
-)
+SET_HERE = ("out", "seed", "progress", "on_row", "max_bytes", "max_seconds")  # by options
+PARAMETERS = inspect.signature(report).parameters.values()
+NEEDED = tuple(p.name for p in PARAMETERS if p.default is p.empty)
+OPTIONAL = tuple(p.name for p in PARAMETERS if p.name not in (*NEEDED, *SET_HERE))
 
 
 def add_command(commands: Any) -> None:
