@@ -178,3 +178,17 @@ def test_a_linearisation_that_does_not_fit_is_not_kept():
     tight = dataclasses.replace(operator.linearised(), memory_budget=100)  # many vectors
     V = cases.random(3, SPACE.size, seed=13)
     np.testing.assert_allclose(tight.mm(V), operator.mm(V), rtol=1e-12, atol=1e-12)
+
+
+def test_a_product_of_a_subset_is_that_of_its_rows_and_columns():
+    params = {"a": cases.random(2, 3, seed=5), "b": cases.random(3, seed=6)}
+    data = (X, cases.random(len(X), 3, seed=7))
+
+    def linear(input, params):
+        return input @ params["a"] + params["b"]
+
+    part = laplax.curvature_mv(linear, params, data, loss_fn="mse", subset="b")
+    whole = laplax.curvature_mv(linear, params, data, loss_fn="mse")
+    assert part.size == 3
+    expected = np.asarray(whole.mm(jnp.eye(9)))[6:, 6:]
+    np.testing.assert_allclose(part.mm(jnp.eye(3)), expected, rtol=1e-12)

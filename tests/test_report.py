@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import laplax
-from laplax._problem import make_problem
 from laplax._report import Table
 from laplax._report._budget import estimated_cost
 from laplax._report._html import write_page
@@ -136,8 +135,8 @@ def test_estimates_follow_the_sizes_of_parameters_and_data():
     def cost(curv_type, n, hidden, **options):
         params = weights(2, 3, hidden)
         data = points(n, 2, 3)
-        made = make_problem(network, params, data, "cross_entropy")
-        return estimated_cost(made, {"curv_type": curv_type, **options}, 10)
+        problem = {"model_fn": network, "params": params, "data": data, "loss_fn": "cross_entropy"}
+        return estimated_cost(problem, {"curv_type": curv_type, **options}, 10)
 
     # 4,000 rows of 36,000 parameters
     many = cost("full", 2_000, 6_000)

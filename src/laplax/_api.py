@@ -134,10 +134,13 @@ def curvature_mv(
     *,
     loss_fn: str | Likelihood | Callable,
     curvature: str | Curvature = "ggn",
+    subset: Subset = None,
     vmap_over_data: bool = True,
     progress: bool | None = None,
 ) -> CurvatureOperator:
     """The curvature as a product: `mv = curvature_mv(...)`, then `mv(v)` on a pytree or flat.
+
+    The arguments are those of `laplace`. A flat vector holds the parameters of `subset` alone.
 
     Example:
         >>> import jax.numpy as jnp
@@ -151,7 +154,7 @@ def curvature_mv(
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return make_operator(problem, measured, None, progress=progress)
+    return make_operator(problem, measured, subset, progress=progress)
 
 
 def make_operator(

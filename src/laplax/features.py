@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ._batching import check_independent
-from ._data import Batch, Loader, as_data
+from ._data import Batch, Form, Loader, as_data
 from ._engine.chunks import MEMORY_BUDGET, cut
 from ._engine.loops import map_parts
 from ._engine.memo import WeakInside, kept
@@ -28,13 +28,12 @@ class Head:
     program: Program
     tap: int
     is_part: ClassVar[bool] = True  # of a model, which may take its place
-    example: Any  # shapes and dtypes of an input, hashable
+    form: Form  # of one input
 
     def __call__(self, input: jax.Array, params: PyTree) -> jax.Array:
         """The output, from the input of the last layer. Other layers' parameters are not read."""
-        treedef, structs = self.example
         # What feeds the layers before is dead code: the output does not depend on it.
-        nothing = jax.tree.unflatten(treedef, [jnp.zeros(s.shape, s.dtype) for s in structs])
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), self.form.example)
         return self.program.run(nothing, params, operands={self.tap: input})[0]
 
 
@@ -46,7 +45,7 @@ def last_layer_features(
     vmap_over_data: bool = True,
     memory_budget: int = MEMORY_BUDGET,
     progress: bool | None = None,
-) -> tuple[Head, dict[str, Any]]:
+) -> tuple[Head, dict[str, PyTree]]:
     """Run a data set through all layers but the last, once.
 
     Fitting, evidence, calibration and predictions of a last-layer posterior need nothing of a
@@ -81,16 +80,17 @@ def last_layer_features(
     """
     check_signature(model_fn)
     params = check_params(params)
-    model, checked = Model(model_fn, vmap_over_data), as_data(data, progress)
-    known = traced(model, params, checked.peek().example()[0])
-    check_independent(known, params, checked.peek())
-    head = _make_head(known)
+    model = Model(model_fn, vmap_over_data)
+    checked = as_data(data, progress)
+    shapes = traced(model, params, checked.peek().example()[0])
+    check_independent(shapes, params, checked.peek())
+    head = _make_head(shapes)
     parts = []
     for batch in checked if isinstance(checked, Loader) else [checked]:
         features = map_parts(
             _features,
             batch.input,
-            cut(known.cost.forward_work, batch.num_examples, memory_budget),
+            cut(shapes.cost.forward_work, batch.num_examples, memory_budget),
             Cut(params, model, head.tap),
             label="features",
             progress=progress if batch is checked else False,  # a loader has a bar of its own
@@ -99,14 +99,14 @@ def last_layer_features(
     return head, _as_dict(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
 
 
-def _as_dict(batch: Batch) -> dict[str, Any]:
+def _as_dict(batch: Batch) -> dict[str, PyTree]:
     fields = {"input": batch.input, "target": batch.target}
     return fields if batch.weight is None else {**fields, "weight": batch.weight}
 
 
 @kept  # one object: programs are looked up by it
-def _make_head(known: Traced) -> Head:
-    program = known.program
+def _make_head(shapes: Traced) -> Head:
+    program = shapes.program
     leaf = last_layer(program)[0]
     taps = program.uses_of(leaf)
     if len(taps) != 1:
@@ -115,28 +115,27 @@ def _make_head(known: Traced) -> Head:
             "there is no one input of the last layer; fit on the data themselves: "
             "laplace(model_fn, params, data, subset='last_layer')"
         )
-    structs, treedef = jax.tree.flatten(known.example)
-    head = Head(program, taps[0], (treedef, tuple(structs)))
-    _check_cut(head, known)
+    head = Head(program, taps[0], Form.of(shapes.example))
+    _check_cut(head, shapes)
     return head
 
 
-def _check_cut(head: Head, known: Traced) -> None:
+def _check_cut(head: Head, shapes: Traced) -> None:
     """Refuse a model whose output sees more of the input than the last layer's operand."""
-    tap, example, params = head.tap, known.example, known.params
+    example = shapes.example
 
     def output(input: PyTree, params: PyTree, operand: jax.Array) -> jax.Array:
-        return head.program.run(input, params, operands={tap: operand})[0]
+        return head.program.run(input, params, operands={head.tap: operand})[0]
 
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), example)
-    cut_model = Cut(params, known.model, tap)
+    cut_model = Cut(shapes.params, shapes.model, head.tap)
     # A function of this call alone: what JAX remembers of it must not hold the user's model.
     operand = jax.eval_shape(lambda input: _features(input, cut_model), batch)
     struct = jax.ShapeDtypeStruct(operand.shape[1:], operand.dtype)
-    closed = jax.make_jaxpr(output)(example, params, struct)
+    closed = jax.make_jaxpr(output)(example, shapes.params, struct)
     inputs = (1 << len(jax.tree.leaves(example))) - 1
     if reaches(closed.jaxpr)[0] & inputs:
-        name = head.program.names[head.program.uses[tap].leaf]
+        name = head.program.names[head.program.uses[head.tap].leaf]
         raise ValueError(
             f"the output depends on the input not only through the last layer ({name!r}), for "
             "example by a residual connection around it; fit on the data themselves: "

@@ -9,16 +9,22 @@ import jax
 from .._api import laplace, resolve
 from ..curvature import Curvature
 from ..estimators import Estimator
+from ..subset import Subset
 
 CURVATURES = ("full", "diagonal", "kfac", "lanczos", "last_layer")
 LAST_LAYER = {"curv_type": "full", "subset": "last_layer"}
-Curvatures = Sequence[str] | Mapping[str, Mapping[str, Any]]
-Options = dict[str, Any]  # of `laplace`
+Problem = dict[str, Any]  # arguments that `laplace`, `curvature_mv` and `data_fit` share
+Options = dict[str, Any]  # what else `laplace` takes
+Curvatures = Sequence[str] | Mapping[str, Options]
 _LAPLACE = frozenset(inspect.signature(laplace).parameters)
 
 
-def resolve_curvatures(curvatures: Curvatures, subset: Any, seed: int) -> dict[str, Options]:
+def resolve_curvatures(
+    curvatures: Curvatures | None, subset: Subset, seed: int
+) -> dict[str, Options]:
     """Names to options of `laplace`; a name or an option that nothing reads is an error here."""
+    if curvatures is None:
+        curvatures = CURVATURES if subset is None else CURVATURES[:-1]
     if isinstance(curvatures, str):
         raise TypeError(f"curvatures must be a list or a mapping; write [{curvatures!r}]")
     if not curvatures:

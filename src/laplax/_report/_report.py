@@ -7,21 +7,22 @@ from typing import Any
 
 import jax
 
+from .._api import curvature_mv
 from .._data import progress_bar
 from .._enums import CalibrationObjective, as_member
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
 from ..evidence import data_fit
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, as_likelihood
 from ..plot import style
+from ..subset import Subset
 from ._budget import Budget
-from ._curvatures import CURVATURES, Curvatures, resolve_curvatures
+from ._curvatures import Curvatures, resolve_curvatures
 from ._figures import Drawing, figures_for
-from ._fit import Fitted, Refused, fit_curvature, judge, metrics_on, predict_map
+from ._fit import Fitted, Row, default_metrics, fit_curvature, judge, predict_map
 from ._html import write_page
-from ._panels import draw
 from ._result import Report
-from ._setting import Setting, all_inputs, check_training, held_out
+from ._setting import Setting, check_likelihood, check_ood, figure_points, whole
 from ._tables import Table
 
 LOWER = ("rmse", "nll", "crps", "brier", "ece", "mce", "adaptive_ece", "fpr95")
@@ -53,7 +54,7 @@ def report(
     calibration: Any = None,
     ood: PyTree = None,
     curvatures: Curvatures | None = None,
-    subset: Any = None,
+    subset: Subset = None,
     calibration_objective: Any = EVIDENCE,
     calibration_method: str | Method | None = None,
     vmap_over_data: bool = True,
@@ -114,37 +115,41 @@ def report(
         >>> [row["name"] for row in result.metrics.rows]
         ['MAP', 'diagonal']
     """
-    for name, limit in (("max_bytes", max_bytes), ("max_seconds", max_seconds)):
-        if not limit > 0:
-            raise ValueError(f"{name} must be positive (float('inf') is no limit); got {limit}")
+    budget = Budget(max_bytes, max_seconds)
     folder = None if out is None else output_directory(out)
-    if curvatures is None:
-        curvatures = CURVATURES if subset is None else CURVATURES[:-1]
-    problem = check_training(model_fn, params, train, loss_fn, vmap_over_data, progress)
+    recipe = check_likelihood(as_likelihood(loss_fn))
+    model = {
+        "model_fn": model_fn,
+        "params": params,
+        "loss_fn": recipe.likelihood,
+        "vmap_over_data": vmap_over_data,
+        "progress": progress,
+    }
+    training = curvature_mv(data=train, **model)
+    training.require_passes("a report on several curvatures")
     objective = _objective(calibration_objective, calibration)
     options = resolve_curvatures(curvatures, subset, seed)
-    test = held_out(problem, test, progress)
-    calibration = None if calibration is None else held_out(problem, calibration, progress)
-    fit = data_fit(
-        model_fn,
-        problem.params,
-        problem.data,
-        loss_fn=problem.likelihood,
-        vmap_over_data=vmap_over_data,
-        progress=progress,
-    )
+    parts = {"test": test} if calibration is None else {"test": test, "calibration": calibration}
+    held_out = {name: whole(curvature_mv(data=part, **model)) for name, part in parts.items()}
+    inputs = {name: part[0] for name, part in held_out.items()}
+    if ood is not None:
+        inputs["ood"] = check_ood(ood, inputs["test"])
+    points = None if folder is None else figure_points(training, recipe, inputs)
+    if points is not None:
+        inputs["figure"] = points
+    problem = {**model, "data": training.data}
     setting = Setting(
         problem=problem,
-        calibration=calibration,
-        test=test,
-        inputs=all_inputs(problem, test, calibration, ood, folder is not None),
+        training=training,
+        recipe=recipe,
+        inputs=inputs,
+        targets={name: part[1] for name, part in held_out.items()},
         curvatures=options,
         objective=objective,
         method=calibration_method,
-        fit=fit,
+        fit=data_fit(**problem),
         seed=seed,
-        progress=progress,
-        budget=Budget(max_bytes, max_seconds),
+        budget=budget,
     )
     return _write(setting, title, folder, on_row or _ignore)
 
@@ -180,34 +185,35 @@ def output_directory(out: str | Path) -> Path:
 
 def _write(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> Report:
     """Judge the MAP and every curvature, and put it on a page if there is a folder for one."""
+    progress = setting.problem["progress"]
     predicted_map = predict_map(setting)
-    judged = {"MAP": judge(setting, predicted_map)}
+    judged = {"MAP": judge(predicted_map)}
     on_row({"name": "MAP", **judged["MAP"]})
-    results: list[Fitted | Refused] = []
-    count = len(setting.curvatures)
-    for name in progress_bar(setting.curvatures, count, "curvatures", setting.progress):
-        result = fit_curvature(setting, name)
-        results.append(result)
-        if isinstance(result, Fitted):
-            judged[name] = judge(setting, result.prediction)
-        on_row({**_fit_row(result), **judged.get(name, {})})
-    fitted = [x for x in results if isinstance(x, Fitted)]
+    rows: list[Row] = []
+    fitted: list[Fitted] = []
+    for name in progress_bar(setting.curvatures, len(setting.curvatures), "curvatures", progress):
+        row, result = fit_curvature(setting, name)
+        rows.append(row)
+        if result is not None:
+            fitted.append(result)
+            judged[name] = judge(result.prediction)
+        on_row({**row, **judged.get(name, {})})
     shown = _shown(setting, fitted)
     report = Report(
         title=title,
         summary=_summary(setting, shown),
-        fits=_fit_table(setting, results),
-        metrics=_metric_table(judged, results),
+        fits=Table("Fits", FIT_COLUMNS, rows, {"log_evidence": max}).without_empty_columns(),
+        metrics=_metric_table(judged, ["MAP", *setting.curvatures]),
         coverage=_coverage_table(fitted),
         shown=None if shown is None else shown.name,
         prior_arguments={x.name: x.prior_arguments for x in fitted},
     )
     if folder is None:
         return report
-    plans = figures_for(Drawing(setting, predicted_map, fitted, shown))
-    bar = progress_bar(plans, None, "figures", setting.progress)
+    drawing = Drawing(setting, predicted_map, fitted, shown)
+    plans = progress_bar(figures_for(drawing), None, "figures", progress)
+    pictures = tuple(plan.draw(drawing, folder) for plan in plans)
     page = folder / "report.html"
-    pictures = tuple(draw(plan, folder) for plan in bar)
     report = dataclasses.replace(report, pictures=pictures, html=page)
     write_page(page, title, [report])
     return report
@@ -215,42 +221,19 @@ def _write(setting: Setting, title: str, folder: Path | None, on_row: OnRow) -> 
 
 def _shown(setting: Setting, fitted: list[Fitted]) -> Fitted | None:
     """The curvature for figures of a single one, chosen without the test data."""
-    if not fitted:
-        return None
-    if setting.calibration is not None:
-        return min(fitted, key=lambda x: metrics_on(setting, x.prediction, "calibration")["nll"])
-    return max(fitted, key=lambda x: x.row["log_evidence"])
+    if "calibration" in setting.targets:
+        return min(
+            fitted, key=lambda x: default_metrics(x.prediction["calibration"])["nll"], default=None
+        )
+    return max(fitted, key=lambda x: x.row["log_evidence"], default=None)
 
 
-def _fit_table(setting: Setting, results: list[Fitted | Refused]) -> Table:
-    columns = dict(FIT_COLUMNS)
-    if not setting.problem.likelihood.has_noise:
-        del columns["sigma_squared"]
-    rows = [_fit_row(x) for x in results]
-    if not any(row["note"] for row in rows):
-        del columns["note"]
-    return Table("Fits", columns, rows, {"log_evidence": max})
-
-
-def _fit_row(result: Fitted | Refused) -> dict[str, Any]:
-    if isinstance(result, Fitted):
-        return result.row
-    return {"name": result.name, "note": f"does not fit: {result.reason}"}
-
-
-def _metric_table(
-    judged: Mapping[str, Mapping[str, float]], results: list[Fitted | Refused]
-) -> Table:
-    names = ["MAP", *(x.name for x in results)]
-    rows: list[dict[str, Any]] = [
-        {"name": name, **judged.get(name, {"note": "no fit"})} for name in names
-    ]
-    keys = list(dict.fromkeys(key for row in rows for key in row if key not in ("name", "note")))
-    columns = {"name": "", **{key: key.replace("_", " ") for key in keys}}
-    if any(isinstance(x, Refused) for x in results):
-        columns["note"] = "note"
+def _metric_table(judged: Mapping[str, Mapping[str, float]], names: list[str]) -> Table:
+    rows: list[Row] = [{"name": name, **judged.get(name, {"note": "no fit"})} for name in names]
+    keys = dict.fromkeys(key for results in judged.values() for key in results)
+    columns = {"name": "", **{key: key.replace("_", " ") for key in keys}, "note": "note"}
     best = {**dict.fromkeys(LOWER, min), **dict.fromkeys(HIGHER, max)}
-    return Table("Test metrics", columns, rows, best)
+    return Table("Test metrics", columns, rows, best).without_empty_columns()
 
 
 def _coverage_table(fitted: list[Fitted]) -> Table:
@@ -265,19 +248,18 @@ def _coverage_table(fitted: list[Fitted]) -> Table:
 
 
 def _summary(setting: Setting, shown: Fitted | None) -> dict[str, str]:
-    problem = setting.problem
-    size = sum(leaf.size for leaf in jax.tree.leaves(problem.params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(setting.training.local.params))
+    known = setting.counts
     counts = {
-        "training": problem.data.num_counted,
-        "calibration": None if setting.calibration is None else setting.calibration.num_examples,
-        "test": setting.test.num_examples,
+        "training": setting.training.data.num_counted,
+        "calibration": known.get("calibration"),
+        "test": known["test"],
+        "out of distribution": known.get("ood"),
     }
-    if "ood" in setting.inputs:
-        counts["out of distribution"] = jax.tree.leaves(setting.inputs["ood"])[0].shape[0]
     objective = f"{setting.objective_name} on calibration data"
     facts = {
         "parameters": f"{size:,}",
-        "loss": problem.likelihood.name,
+        "loss": setting.likelihood.name,
         "examples": ", ".join(f"{int(n):,} {name}" for name, n in counts.items() if n is not None),
         "hyperparameters chosen by": (
             "evidence of the training data" if setting.by_evidence else objective
@@ -285,6 +267,6 @@ def _summary(setting: Setting, shown: Fitted | None) -> dict[str, str]:
         "seed": str(setting.seed),
     }
     if shown is not None:
-        how = "NLL on calibration data" if setting.calibration is not None else "evidence"
+        how = "NLL on calibration data" if "calibration" in known else "evidence"
         facts["single figures show"] = f"{shown.name} (best {how})"
     return facts

@@ -2,33 +2,28 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._data import Batch, Loader, as_data
 from .._engine.samples import whole_batch
-from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..calibration import EVIDENCE, Method
-from ..likelihoods import (
-    Bernoulli,
-    Categorical,
-    DataFit,
-    Gaussian,
-    HeteroscedasticGaussian,
-)
+from ..curvature import CurvatureOperator
+from ..evaluation import observe
+from ..likelihoods import DataFit, Likelihood
 from ..plot import map_points
+from ..pushforward import Recipe, make_recipe
 from ._budget import Budget
-from ._curvatures import Options
+from ._curvatures import Options, Problem
 
 LINE_POINTS = 200  # of a band
 MAP_SIDE = 60  # points along each side of a confidence map
-Arrays = Mapping[str, np.ndarray]  # fields of predictions
-Limits = tuple[float, float]
+Fields = Mapping[str, jax.Array]  # of predictions
+Parts = dict[str, Fields]  # predictions by part of the inputs, with the targets of held-out data
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,36 +31,33 @@ class Setting:
     """Checked arguments. `inputs` are all inputs that are ever predicted, by their part."""
 
     problem: Problem
-    calibration: Batch | None
-    test: Batch
+    training: CurvatureOperator
+    recipe: Recipe
     inputs: dict[str, PyTree]
+    targets: dict[str, jax.Array]
     curvatures: dict[str, Options]
     objective: Any
     method: str | Method | None
     fit: DataFit
     seed: int
-    progress: bool | None
     budget: Budget
 
     @property
-    def model_fn(self) -> Callable[..., jax.Array]:
-        """The user's network."""
-        return self.problem.model.fn
-
-    @property
-    def classification(self) -> bool:
-        """Whether predictions are class probabilities."""
-        return isinstance(self.problem.likelihood, Categorical | Bernoulli)
+    def likelihood(self) -> Likelihood:
+        """That of the fit."""
+        return self.recipe.likelihood
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of predictions that metrics and figures need."""
-        return ("log_pred_act",) if self.classification else ("pred_mean", "pred_var", "total_var")
+        if self.recipe.classification:
+            return ("log_pred_act",)
+        return ("pred_mean", "pred_var", "pred_std", "total_var", "total_std")
 
     @property
     def by_evidence(self) -> bool:
         """Whether hyperparameters are chosen on the training data."""
-        return isinstance(self.objective, str) and self.objective == EVIDENCE
+        return self.objective is EVIDENCE
 
     @property
     def objective_name(self) -> str:
@@ -75,102 +67,53 @@ class Setting:
     @property
     def residual(self) -> float:
         """The mean squared residual of the MAP on the training data: its noise, if it has one."""
-        if not self.problem.likelihood.has_noise:
+        if not self.likelihood.has_noise:
             return 1.0
         return 2 * float(self.fit.loss) / float(self.fit.count)
 
     @property
-    def num_inputs(self) -> int:
-        """How many inputs are predicted."""
-        return sum(jax.tree.leaves(tree)[0].shape[0] for tree in self.inputs.values())
+    def counts(self) -> dict[str, int]:
+        """How many inputs are predicted, by part."""
+        return {name: jax.tree.leaves(tree)[0].shape[0] for name, tree in self.inputs.items()}
 
     def everything(self) -> PyTree:
-        """All inputs in one batch: one program per curvature serves every purpose."""
+        """All inputs in one batch: one call per curvature serves every purpose."""
         return jax.tree.map(lambda *x: jnp.concatenate(x), *self.inputs.values())
 
-    def part(self, values: Arrays, name: str) -> dict[str, np.ndarray]:
-        """What belongs to one part of `inputs`, of predictions for `everything`."""
-        start = 0
-        for key, tree in self.inputs.items():
-            size = jax.tree.leaves(tree)[0].shape[0]
-            if key == name:
-                return {field: x[start : start + size] for field, x in values.items()}
-            start += size
-        raise KeyError(name)
-
-    def target(self, part: str) -> jax.Array:
-        """Targets as metrics want them; binary ones are two classes, as in `log_pred_act`."""
-        batch = self.test if part == "test" else self.calibration
-        assert batch is not None
-        target: jax.Array = batch.target
-        if not isinstance(self.problem.likelihood, Bernoulli):
-            return target
-        if jnp.issubdtype(target.dtype, jnp.floating):
-            return jnp.stack([1 - target, target], axis=-1)
-        return target.astype(int)
+    def by_part(self, prediction: Mapping[str, jax.Array]) -> Parts:
+        """Predictions for `everything`, cut into the parts of `inputs`."""
+        ends = np.cumsum(list(self.counts.values()))[:-1]
+        pieces = {field: np.split(np.asarray(x), ends) for field, x in prediction.items()}
+        parts: Parts = {
+            part: {field: jnp.asarray(x[i]) for field, x in pieces.items()}
+            for i, part in enumerate(self.inputs)
+        }
+        held_out = {part: observe(self.recipe, parts[part], y) for part, y in self.targets.items()}
+        return {**parts, **held_out}
 
 
-def check_likelihood(problem: Problem) -> None:
+def check_likelihood(likelihood: Likelihood) -> Recipe:
     """A report judges by metrics, which need a normal or a class distribution."""
-    judged = Gaussian | HeteroscedasticGaussian | Categorical | Bernoulli
-    if not isinstance(problem.likelihood, judged):
-        raise ValueError(
-            "a report is for loss_fn 'mse', 'heteroscedastic', 'cross_entropy' and "
-            f"'binary_cross_entropy'; got {problem.likelihood.name or problem.likelihood!r}. Use "
-            "laplax.laplace, calibration and evaluation with metrics of your own."
-        )
-
-
-def check_training(
-    model_fn: Callable[..., jax.Array],
-    params: PyTree,
-    train: Any,
-    loss_fn: Any,
-    vmap_over_data: bool,
-    progress: bool | None,
-) -> Problem:
-    """The training problem; several fits read its data, which must allow it."""
-    problem = make_problem(
-        model_fn, params, train, loss_fn, vmap_over_data=vmap_over_data, progress=progress
+    recipe = make_recipe(likelihood, "linear", None, 1)
+    if recipe.regression or recipe.classification:
+        return recipe
+    raise ValueError(
+        "a report is for loss_fn 'mse', 'heteroscedastic', 'cross_entropy' and "
+        f"'binary_cross_entropy'; got {likelihood.name or likelihood!r}. Use "
+        "laplax.laplace, calibration and evaluation with metrics of your own."
     )
-    check_likelihood(problem)
-    if isinstance(problem.data, Loader):
-        problem.data.require_passes("a report on several curvatures")
-    return problem
 
 
-def held_out(problem: Problem, data: Any, progress: bool | None) -> Batch:
-    """Held-out data, checked against the model and in one piece."""
-    checked = make_problem(
-        problem.model.fn,
-        problem.params,
-        as_data(data, progress),
-        problem.likelihood,
-        vmap_over_data=problem.model.vmap_over_data,
-    )
+def whole(checked: CurvatureOperator) -> tuple[PyTree, jax.Array]:
+    """Inputs and targets of held-out data, in one piece."""
     batch = whole_batch(checked.data)
     if batch.weight is not None:
         raise ValueError("held-out data of a report take no weight; drop it")
-    return batch
+    return batch.input, batch.target
 
 
-def all_inputs(
-    problem: Problem, test: Batch, calibration: Batch | None, ood: PyTree | None, draw: bool
-) -> dict[str, PyTree]:
-    """Inputs by part: held-out data, `ood`, and those that figures need."""
-    inputs = {"test": test.input}
-    if calibration is not None:
-        inputs["calibration"] = calibration.input
-    if ood is not None:
-        inputs["ood"] = _like(ood, test.input)
-    points = _figure_points(problem, [problem.first.input, *inputs.values()]) if draw else None
-    if points is not None:
-        inputs["figure"] = points
-    return inputs
-
-
-def _like(ood: PyTree, reference: PyTree) -> PyTree:
-    """Foreign inputs, refused unless they have the shape of the known ones."""
+def check_ood(ood: PyTree, reference: PyTree) -> PyTree:
+    """Out-of-distribution inputs, refused unless they have the shape of the test inputs."""
     structure: Any = jax.tree.structure(ood)
     expected: Any = jax.tree.structure(reference)
     if structure != expected:
@@ -179,7 +122,7 @@ def _like(ood: PyTree, reference: PyTree) -> PyTree:
             f"{expected}; got {structure}"
         )
 
-    def like(x: Any, test: jax.Array) -> jax.Array:
+    def like(x: PyTree, test: jax.Array) -> jax.Array:
         if np.shape(x)[1:] != test.shape[1:] or np.shape(x)[:1] == (0,):
             raise ValueError(
                 f"ood must hold inputs like the test data's, shape (n, "
@@ -190,10 +133,12 @@ def _like(ood: PyTree, reference: PyTree) -> PyTree:
     return jax.tree.map(like, ood, reference)
 
 
-def _figure_points(problem: Problem, parts: list[PyTree]) -> jax.Array | None:
+def figure_points(
+    training: CurvatureOperator, recipe: Recipe, parts: Mapping[str, PyTree]
+) -> jax.Array | None:
     """Where bands (one input) and confidence maps (two) are drawn; None if neither fits."""
-    arrays = [jax.tree.leaves(part) for part in parts]
-    observations = math.prod(problem.likelihood.batch_shape(problem.output.shape))
+    arrays = [jax.tree.leaves(part) for part in (training.data.peek().input, *parts.values())]
+    observations = math.prod(recipe.likelihood.batch_shape(training.traced.output.shape))
     if observations != 1 or any(len(leaves) != 1 for leaves in arrays):
         return None
     inputs = [np.asarray(leaves[0]) for leaves in arrays]
@@ -202,16 +147,16 @@ def _figure_points(problem: Problem, parts: list[PyTree]) -> jax.Array | None:
     if not np.issubdtype(dtype, np.floating):
         return None
     flat = np.concatenate([x.reshape(len(x), -1) for x in inputs])
-    if shape in ((), (1,)) and isinstance(problem.likelihood, Gaussian | HeteroscedasticGaussian):
+    if shape in ((), (1,)) and recipe.regression:
         line = np.linspace(*_range(flat[:, 0], 0.1), LINE_POINTS)
         return jnp.asarray(line.reshape(-1, *shape), dtype)
-    if shape == (2,) and isinstance(problem.likelihood, Categorical | Bernoulli):
+    if shape == (2,) and recipe.classification:
         xlim, ylim = (_range(column, 0.15) for column in flat.T)
         return jnp.asarray(map_points(xlim, ylim, MAP_SIDE), dtype)
     return None
 
 
-def _range(values: np.ndarray, margin: float) -> Limits:
+def _range(values: np.ndarray, margin: float) -> tuple[float, float]:
     low = float(values.min())
     high = float(values.max())
     pad = margin * (high - low) or 1.0

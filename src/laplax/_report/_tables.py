@@ -17,6 +17,12 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     best: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def without_empty_columns(self) -> "Table":
+        """The same table with the columns that have a value in some row."""
+        filled = {key for row in self.rows for key, value in row.items() if value not in (None, "")}
+        columns = {key: heading for key, heading in self.columns.items() if key in filled}
+        return dataclasses.replace(self, columns=columns)
+
     def cells(self) -> list[list[str]]:
         """Every cell as text, the headings left out."""
         return [[show(key, row.get(key)) for key in self.columns] for row in self.rows]

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from . import _demo, _info, _report, _reproduce
 from ._common import UsageError, formatted
 
+COMMANDS = {"demo": _demo, "report": _report, "info": _info}
 # What a user can correct is one line; anything else is a bug, whose traceback helps to find it.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, MemoryError)
 
@@ -50,7 +51,13 @@ def _fail(command: str, error: Exception, code: int, with_traceback: bool) -> in
 def _parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="laplax", **formatted(__doc__))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (_demo, _report, _info):
-        module.add_command(commands)
-    _reproduce.add_command(commands, arguments)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.SUMMARY, **formatted(module.__doc__))
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    reproduce = commands.add_parser(
+        "reproduce", help=_reproduce.SUMMARY, **formatted(_reproduce.__doc__)
+    )
+    if arguments[:1] == ["reproduce"]:
+        _reproduce.add_experiments(reproduce, arguments[1:])
     return parser

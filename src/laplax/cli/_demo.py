@@ -14,14 +14,14 @@ examples:
 
 import argparse
 import time
-from typing import Any
 
 from tqdm import tqdm
 
 from .._report import output_directory, report, write_page
 from . import _problems
-from ._common import add_common, formatted
+from ._common import add_common
 
+SUMMARY = "the whole pipeline on two small problems"
 READING = """How to read two of the numbers:
 - regression, diagonal: without correlations between weights the evidence takes the data for noise
   (noise variance above 3), and the bands are ten times too wide.
@@ -30,12 +30,9 @@ READING = """How to read two of the numbers:
 """
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
-    summary = "the whole pipeline on two small problems"
-    parser = commands.add_parser("demo", help=summary, **formatted(__doc__))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_common(parser, "out/demo")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

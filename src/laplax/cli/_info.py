@@ -9,37 +9,29 @@ import argparse
 import os
 import platform
 from importlib import metadata
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._engine.chunks import total_memory
 from .._report import human_bytes
-from ._common import add_traceback, formatted
+from ._common import add_traceback
 
+SUMMARY = "versions, devices, precision, memory"
+add_arguments = add_traceback
 PACKAGES = ("laplax", "jax", "jaxlib", "numpy", "optax", "matplotlib")
-
-
-def add_command(commands: Any) -> None:
-    """Register the command."""
-    summary = "versions, devices, precision, memory"
-    parser = commands.add_parser("info", help=summary, **formatted(__doc__))
-    add_traceback(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one fact per line."""
     del args
-    memory = total_memory()
     facts = {
         **{name: _version(name) for name in PACKAGES},
         "python": f"{platform.python_version()} ({platform.system()}, {platform.machine()})",
         "devices": ", ".join(str(device) for device in jax.devices()),
         "precision": jnp.zeros(()).dtype.name,
         "cores": str(os.cpu_count()),
-        "memory": human_bytes(memory),
+        "memory": human_bytes(total_memory()),
     }
     for name, value in facts.items():
         print(f"{name:12}{value}")

@@ -35,25 +35,17 @@ import numpy as np
 
 from .._enums import check_names
 from .._report import output_directory, report, show
-from ._common import UsageError, add_common, formatted
+from ._common import UsageError, add_common
 
-NEEDED = ("model_fn", "params", "train", "test", "loss_fn")
-OPTIONAL = (
-    "calibration",
-    "ood",
-    "curvatures",
-    "subset",
-    "calibration_objective",
-    "calibration_method",
-    "vmap_over_data",
-    "title",
-)
+SUMMARY = "tables and figures for a model of yours"
+SET_HERE = ("out", "seed", "progress", "on_row", "max_bytes", "max_seconds")  # by options
+PARAMETERS = inspect.signature(report).parameters.values()
+NEEDED = tuple(p.name for p in PARAMETERS if p.default is p.empty)
+OPTIONAL = tuple(p.name for p in PARAMETERS if p.name not in (*NEEDED, *SET_HERE))
 
 
-def add_command(commands: Any) -> None:
-    """Register the command."""
-    summary = "tables and figures for a model of yours"
-    parser = commands.add_parser("report", help=summary, **formatted(__doc__))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("problem", metavar="MODULE:ATTRIBUTE", help="what the report is about")
     parser.add_argument(
         "--data", type=Path, metavar="FILE.npz", help="arrays for a function with one argument"
@@ -78,7 +70,6 @@ def add_command(commands: Any) -> None:
         help="leave out a curvature that would hold more, by an estimate (default 1.5)",
     )
     add_common(parser, "out/report")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

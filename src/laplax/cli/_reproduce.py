@@ -8,23 +8,18 @@ examples:
   laplax reproduce table2 --help
 """
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ._common import formatted
-
+SUMMARY = "the paper's tables and figures"
 SOURCE = Path(__file__).parents[3]  # the checkout, unless this is an installed copy
 
 
-def add_command(commands: Any, arguments: Sequence[str]) -> None:
-    """Register the command. The experiments are only looked for when `arguments` ask for one."""
-    summary = "the paper's tables and figures"
-    parser = commands.add_parser("reproduce", help=summary, **formatted(__doc__))
-    if arguments[:1] != ["reproduce"]:
-        return
+def add_experiments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Add a command for each experiment, if this is a checkout that has them."""
     if not (SOURCE / "experiments" / "__init__.py").is_file():
         raise ImportError(
             "the paper's experiments are not part of the installed package. They are the folder "
@@ -33,4 +28,4 @@ def add_command(commands: Any, arguments: Sequence[str]) -> None:
         )
     if str(SOURCE) not in sys.path:
         sys.path.insert(0, str(SOURCE))
-    importlib.import_module("experiments").add_experiments(parser, arguments[1:])
+    importlib.import_module("experiments").add_experiments(parser, arguments)

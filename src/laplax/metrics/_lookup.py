@@ -4,47 +4,44 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .._enums import near_miss
-from . import _calibration_error as calibration_error
-from . import _classification as classification
-from . import _ood as ood
-from . import _regression as regression
+from ._calibration_error import adaptive_ece_metric, ece, mce
+from ._classification import (
+    accuracy,
+    brier,
+    cross_entropy,
+    entropy,
+    mutual_information,
+    nll_from_log_probs,
+    top_k_accuracy,
+)
+from ._ood import auroc, fpr95
+from ._regression import chi_squared, coverage, crps, interval_width, nll, pit, rmse
 from ._streaming import Metric
 
-# Read-only, because they are shared: a user's own set is a new dictionary, {**set, "mine": ...}.
-REGRESSION_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "rmse": regression.rmse,
-        "nll": regression.nll,
-        "crps": regression.crps,
-        "chi_squared": regression.chi_squared,
-        "coverage": regression.coverage,
-        "interval_width": regression.interval_width,
-    }
-)
 
-CLASSIFICATION_METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        "accuracy": classification.accuracy,
-        "nll": classification.nll_from_log_probs,
-        "brier": classification.brier,
-        "ece": calibration_error.ece,
-        "mce": calibration_error.mce,
-        "adaptive_ece": calibration_error.adaptive_ece_metric(),
-        "entropy": classification.entropy,
-    }
-)
+def _by_name(*metrics: Metric, **named: Metric) -> Mapping[str, Metric]:
+    """Read-only, because it is shared: a user's own set is a new dictionary, {**set, ...}."""
+    return MappingProxyType({**{metric.__name__: metric for metric in metrics}, **named})
 
+
+REGRESSION_METRICS = _by_name(rmse, nll, crps, chi_squared, coverage, interval_width)
+CLASSIFICATION_METRICS = _by_name(
+    accuracy,
+    nll=nll_from_log_probs,
+    brier=brier,
+    ece=ece,
+    mce=mce,
+    adaptive_ece=adaptive_ece_metric(),
+    entropy=entropy,
+)
 # By name, but in no default set: no scalar, or a need that not every prediction meets.
 _BY_TASK: Mapping[str, Mapping[str, Metric]] = {
-    "regression": {**REGRESSION_METRICS, "pit": regression.pit},
+    "regression": {**REGRESSION_METRICS, **_by_name(pit)},
     "classification": {
         **CLASSIFICATION_METRICS,
-        "nll_from_log_probs": classification.nll_from_log_probs,
-        "cross_entropy": classification.cross_entropy,
-        "top_k_accuracy": classification.top_k_accuracy,
-        "mutual_information": classification.mutual_information,
+        **_by_name(nll_from_log_probs, cross_entropy, top_k_accuracy, mutual_information),
     },
-    "ood": {"auroc": ood.auroc, "fpr95": ood.fpr95},
+    "ood": _by_name(auroc, fpr95),
 }
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,13 @@ class Metric:
     statistics: Callable[..., Any]
     finalise: Callable[[Any], jax.Array]
     collect: bool = False
+    __name__: ClassVar[str]  # of a metric of the library
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """A metric of the library is pickled by its name, any other one by its functions."""
-        name: str | None = getattr(self, "__qualname__", None)
-        return name or (Metric, (self.statistics, self.finalise, self.collect))
+        if hasattr(self, "__name__"):
+            return self.__name__
+        return Metric, (self.statistics, self.finalise, self.collect)
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..metrics import accuracy, ece_metric
-from ._style import MARKERS, OKABE_ITO, color, finish, legend_below, on
+from ._style import MARKERS, OKABE_ITO, color, finish, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,16 +81,15 @@ def confidence_histogram(
     probabilities = np.asarray(two_columns(pred_act))
     axes = on(ax)
     confidence = probabilities.max(axis=-1).ravel()
-    weights = np.full(confidence.size, 1 / confidence.size)
-    edges = np.linspace(0, 1, num_bins + 1).tolist()
-    axes.hist(confidence, edges, weights=weights, color=color(curve), alpha=0.6, edgecolor="white")
+    edges = np.linspace(0, 1, num_bins + 1)
+    _shares(axes, confidence, edges, color=color(curve), alpha=0.6, edgecolor="white")
     mean = confidence.mean()
     axes.axvline(mean, color="black", linestyle="-", label=f"mean confidence {mean:.3f}")
     if target is not None:
         right = float(accuracy(probabilities, _labels(target)))
         tint = OKABE_ITO["vermillion"]
         axes.axvline(right, color=tint, linestyle="--", label=f"accuracy {right:.3f}")
-    axes.set(xlim=(0, 1.02), ylim=(0, None))
+    axes.set(xlim=(0, 1.02))
     return finish(axes, "confidence", "share of examples", legend=legend, columns=1, lines="y")
 
 
@@ -115,15 +115,21 @@ def entropy_histograms(
     axes = on(ax)
     scores = {"in distribution": np.ravel(inside), "out of distribution": np.ravel(outside)}
     top = max(float(x.max()) for x in scores.values())
-    edges = np.linspace(0, top if top > 0 else 1, num_bins + 1).tolist()
-    tints = (OKABE_ITO["blue"], OKABE_ITO["vermillion"])
+    edges = np.linspace(0, top if top > 0 else 1, num_bins + 1)
     hatches = ("", "///")  # a second cue where print has no colour
-    for (label, x), tint, hatch in zip(scores.items(), tints, hatches, strict=True):
-        weights = np.full(x.size, 1 / x.size)
-        style: dict[str, Any] = {"facecolor": tint + "55", "edgecolor": tint, "hatch": hatch}
-        axes.hist(x, edges, weights=weights, histtype="stepfilled", label=label, **style)
-    axes.set(xlim=(0, edges[-1]), ylim=(0, None))
+    for curve, (label, x) in enumerate(scores.items()):
+        tint = color(curve)
+        look = {"facecolor": tint + "55", "edgecolor": tint, "hatch": hatches[curve]}
+        _shares(axes, x, edges, histtype="stepfilled", label=label, **look)
+    axes.set(xlim=(0, edges[-1]))
     return finish(axes, xlabel, "share of examples", legend=legend, lines="y")
+
+
+def _shares(axes: "Axes", values: np.ndarray, edges: np.ndarray, **look: Any) -> None:
+    """A histogram whose bars add up to one."""
+    weights = np.full(values.size, 1 / values.size)
+    axes.hist(values, edges.tolist(), weights=weights, **look)
+    axes.set(ylim=(0, None))
 
 
 def confidence_map(
@@ -170,10 +176,7 @@ def confidence_map(
         figure = axes.get_figure()
         assert figure is not None
         figure.colorbar(shown, ax=axes, label="confidence", format="%.2f")
-    axes.set(xlim=xlim, ylim=ylim, xlabel="input 1", ylabel="input 2")
-    if legend and data is not None:
-        legend_below(axes)
-    return axes
+    return finish(axes, "input 1", "input 2", legend=legend, lines=None, xlim=xlim, ylim=ylim)
 
 
 def map_points(xlim: tuple[float, float], ylim: tuple[float, float], resolution: int) -> np.ndarray:
@@ -198,7 +201,7 @@ def _labelled_points(axes: "Axes", x: np.ndarray, labels: np.ndarray) -> None:
         )
 
 
-def two_columns(pred_act: ArrayLike) -> Any:
+def two_columns(pred_act: ArrayLike) -> jax.Array:
     """Class probabilities on the last axis, also from P(one) of binary outputs."""
     probabilities = jnp.asarray(pred_act)
     if probabilities.ndim == 1:
@@ -206,6 +209,6 @@ def two_columns(pred_act: ArrayLike) -> Any:
     return probabilities
 
 
-def _labels(target: ArrayLike) -> Any:
+def _labels(target: ArrayLike) -> jax.Array:
     labels = jnp.asarray(target)
     return labels.astype(int) if labels.dtype == bool or labels.ndim == 1 else labels

@@ -1,10 +1,11 @@
 """The curvature's spectrum, and the posterior's width layer by layer."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._tree import PyTree, leaf_names
 from ..posterior import CurvEstimate
@@ -22,7 +23,7 @@ def curvature_values(structure: Structure) -> np.ndarray:
     >>> curvature_values(Diagonal(jnp.asarray([1.0, 4.0, 2.0]))).tolist()
     [4.0, 2.0, 1.0]
     """
-    spectral: Any = structure.spectral()
+    spectral = structure.spectral()
     if isinstance(spectral, LowRank):
         values = spectral.eigenvalues
     elif isinstance(spectral, BlockDiagonal):
@@ -35,7 +36,7 @@ def curvature_values(structure: Structure) -> np.ndarray:
 
 
 def spectrum(
-    curvature: Any,
+    curvature: CurvEstimate | Structure | ArrayLike,
     *,
     label: str = "curvature",
     threshold: float | None = None,
@@ -58,7 +59,7 @@ def spectrum(
     if isinstance(structure, Structure):
         values = curvature_values(structure)
     else:
-        values = np.sort(np.ravel(np.asarray(structure)))[::-1]
+        values = np.sort(np.ravel(structure))[::-1]
     # Zero has no logarithm, and what rounding leaves of it says nothing.
     noise = values.max(initial=0) * float(np.finfo(values.dtype).eps)
     positive = values[values > noise]
@@ -67,7 +68,7 @@ def spectrum(
     axes = on(ax)
     rest = values.size - positive.size
     name = f"{label} ({rest} at zero)" if rest else label
-    line: Any = LINES[curve % len(LINES)]
+    line = LINES[curve % len(LINES)]
     ranks = np.arange(1, positive.size + 1)
     axes.plot(ranks, positive, linestyle=line, color=color(curve), label=name)
     if threshold is not None:
@@ -95,7 +96,6 @@ def layer_std(variances: PyTree, *, ax: "Axes | None" = None) -> "Axes":
         names.append(f"{name}\n({count if free.size else 'fixed'})")
         if free.size:
             _box(axes, place, np.quantile(free, [0, 0.25, 0.5, 0.75, 1]))
-    axes.set(xscale="log")
     plain_log_ticks(axes)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)  # the first leaf on top

@@ -1,13 +1,13 @@
 """Two parameters: the energy that is approximated, and the Gaussians that approximate it."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.typing import ArrayLike
 
 from ._classification import map_points
-from ._style import LINES, OKABE_ITO, color, legend_below, on
+from ._style import LINES, OKABE_ITO, color, finish, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ def energy_ellipses(
     mean: ArrayLike,
     covariances: ArrayLike | Mapping[str, ArrayLike],
     *,
-    names: tuple[str, str] = ("parameter 1", "parameter 2"),
+    names: Sequence[str] = ("parameter 1", "parameter 2"),
     xlim: Limits | None = None,
     ylim: Limits | None = None,
     levels: int = 12,
@@ -42,20 +42,19 @@ def energy_ellipses(
     """
     axes = on(ax)
     centre = np.asarray(mean)
-    several: Any = covariances if isinstance(covariances, Mapping) else {"posterior": covariances}
-    named = {label: _checked(centre, np.asarray(cov)) for label, cov in several.items()}
+    if not isinstance(covariances, Mapping):
+        covariances = {"posterior": covariances}
+    named = {label: _checked(centre, np.asarray(cov)) for label, cov in covariances.items()}
     reach = 3 * np.max([np.sqrt(np.diagonal(cov)) for cov in named.values()], axis=0)
-    xlim = xlim or (float(centre[0] - reach[0]), float(centre[0] + reach[0]))
-    ylim = ylim or (float(centre[1] - reach[1]), float(centre[1] + reach[1]))
+    low = centre - reach
+    high = centre + reach
+    xlim = xlim or (float(low[0]), float(high[0]))
+    ylim = ylim or (float(low[1]), float(high[1]))
     energy_contours(energy, xlim=xlim, ylim=ylim, levels=levels, ax=axes)
     for i, (label, cov) in enumerate(named.items()):
         covariance_ellipses(centre, cov, label=label, curve=i, ax=axes)
-    cross: dict[str, Any] = {"marker": "X", "markersize": 8, "markeredgecolor": "white"}
-    axes.plot(*centre, linestyle="", color="black", label="MAP", **cross)
-    axes.set(xlim=xlim, ylim=ylim, xlabel=names[0], ylabel=names[1])
-    if legend:
-        legend_below(axes, 3)
-    return axes
+    axes.plot(*centre, "X", color="black", markersize=8, markeredgecolor="white", label="MAP")
+    return finish(axes, *names, legend=legend, columns=3, lines=None, xlim=xlim, ylim=ylim)
 
 
 def energy_contours(
@@ -105,11 +104,10 @@ def covariance_ellipses(
     turn = np.linspace(0, 2 * np.pi, 181)
     circle = np.stack([np.cos(turn), np.sin(turn)])
     which = " and ".join(f"{s:g}" for s in sigmas)
-    line: Any = LINES[curve % len(LINES)]
     for i, s in enumerate(sigmas):
         axes.plot(
             *(centre[:, None] + s * root @ circle),
-            linestyle=line,
+            linestyle=LINES[curve % len(LINES)],
             linewidth=2.0 - 0.6 * i,
             color=color(curve),
             label=f"{label}, {which} sd" if i == 0 else "_",

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def predictive_band(
     input: ArrayLike,
-    prediction: Mapping[str, Any],
+    prediction: Mapping[str, ArrayLike],
     *,
     data: tuple[ArrayLike, ArrayLike] | None = None,
     level: float = 0.95,
@@ -43,8 +43,9 @@ def predictive_band(
     x, mean, epistemic, total = (part[order] for part in (x, mean, epistemic, total))
     blue = OKABE_ITO["blue"]
     for std, alpha, name in ((total, 0.18, "total"), (epistemic, 0.40, "epistemic")):
-        look: dict[str, Any] = {"color": blue, "alpha": alpha, "linewidth": 0}
-        axes.fill_between(x, mean - z * std, mean + z * std, label=f"{level:.0%} {name}", **look)
+        bounds = (mean - z * std, mean + z * std)
+        label = f"{level:.0%} {name}"
+        axes.fill_between(x, *bounds, color=blue, alpha=alpha, linewidth=0, label=label)
     axes.plot(x, mean, color=blue, label="predictive mean")
     if data is not None:
         points = [_column(part, "data") for part in data]

@@ -1,19 +1,18 @@
 """The record of a search over hyperparameters."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..calibration import EVIDENCE, Trace
 from ._style import OKABE_ITO, color, finish, on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EVIDENCE = "marginal_log_likelihood"
-
 
 def calibration_curve(
-    trace: Any,
+    trace: Trace,
     *,
     objective: str = EVIDENCE,
     chosen: float | None = None,
@@ -38,13 +37,13 @@ def calibration_curve(
     """
     x = np.asarray(trace.points["prior_prec"])
     values = np.asarray(trace.values)
+    evidence = objective == EVIDENCE
     if x.ndim != 1:
         raise ValueError(
             "a calibration curve needs one prior precision per point of the search; this trace "
             f"has the shape {x.shape}. Draw trace.values over the steps instead"
         )
     axes = on(ax)
-    evidence = objective == EVIDENCE
     if set(trace.points) == {"prior_prec"}:  # a grid, in whatever order it was given
         order = np.argsort(x)
         x = x[order]
@@ -56,11 +55,11 @@ def calibration_curve(
     # The mark lies on the curve, also between two points of a grid.
     height = y[best] if chosen is None else np.interp(np.log(mark), np.log(x[finite]), y[finite])
     axes.plot(x[finite], y[finite], color=color(curve))
-    star: dict[str, Any] = {"marker": "*", "markersize": 11, "color": OKABE_ITO["vermillion"]}
-    axes.plot([mark], [height], linestyle="", label=f"chosen: {mark:.3g}", **star)
+    tint = OKABE_ITO["vermillion"]
+    axes.plot([mark], [height], "*", markersize=11, color=tint, label=f"chosen: {mark:.3g}")
     name = "log marginal likelihood [nat]" if evidence else objective.replace("_", " ")
-    axes.set(xscale="log", ylim=_frame(y[finite], float(y[best])))
-    return finish(axes, "prior precision", name, legend=legend)
+    frame = _frame(y[finite], float(y[best]))
+    return finish(axes, "prior precision", name, legend=legend, xscale="log", ylim=frame)
 
 
 def _frame(y: np.ndarray, best: float) -> tuple[float, float]:

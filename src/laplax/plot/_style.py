@@ -81,15 +81,6 @@ def on(ax: "Axes | None") -> "Axes":
     return plt.gca()
 
 
-def legend_below(ax: "Axes", columns: int = 2) -> None:
-    """Put a legend under the axis label, where it can cover neither data nor title."""
-    handles, labels = ax.get_legend_handles_labels()
-    if labels:
-        # The pad is in font sizes, so that it clears tick and axis labels at any height.
-        place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "borderaxespad": 4.4}
-        ax.legend(handles, labels, ncols=min(columns, len(labels)), **place)
-
-
 def finish(
     ax: "Axes",
     xlabel: str,
@@ -97,21 +88,27 @@ def finish(
     *,
     legend: bool,
     columns: int = 2,
-    lines: Literal["x", "y", "both"] = "both",
+    lines: Literal["x", "y", "both"] | None = "both",
     **settings: Any,
 ) -> "Axes":
     """Label the axes (`settings` are those of `Axes.set`); add faint lines and a legend below."""
     ax.set(xlabel=xlabel, ylabel=ylabel, **settings)
-    ax.grid(True, axis=lines, color="0.9", linewidth=0.6)
-    if legend:
-        legend_below(ax, columns)
+    if lines is not None:
+        ax.grid(True, axis=lines, color="0.9", linewidth=0.6)
+    labels = ax.get_legend_handles_labels()[1]
+    if legend and labels:
+        columns = min(columns, len(labels))
+        # Under the axis label a legend covers neither data nor title; the pad is in font sizes, so
+        # that it clears tick and axis labels at any height.
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=4.4, ncols=columns)
     return ax
 
 
 def plain_log_ticks(ax: "Axes") -> None:
-    """Put few plain numbers on a logarithmic axis: below a decade the default ones overlap."""
+    """A logarithmic axis with few plain numbers: below a decade the default ones overlap."""
     from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullFormatter
 
+    ax.set(xscale="log")
     low, high = ax.get_xlim()
     if high < 100 * low:
         near = high < 5 * low
