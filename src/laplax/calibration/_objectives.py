@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from ..pushforward import (
     Moments,
     PredictiveFamily,
     Recipe,
-    jacobian_for,
+    TapJacobian,
     make_fields,
     predict,
     prediction_work,
@@ -271,8 +271,8 @@ def _project_chunk(input: PyTree, posterior_fn: PosteriorFamily) -> tuple[Projec
     params = posterior_fn.mean
     structure = posterior_fn.structure
     model = posterior_fn.fitted_model
-    jacobian = jacobian_for(structure, model, params, posterior_fn.space, input)
-    return cast(Any, structure).project(jacobian), model.batch(input, params)
+    J = TapJacobian(model, params, posterior_fn.space, input)
+    return structure.project(J), model.batch(input, params)
 
 
 def _project(

@@ -1,7 +1,6 @@
 """The posterior pushed through the network: moments and samples of the output."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from .._tree import PyTree, one_of
 from ..posterior import Posterior
 from ..structures import Precision, Structure
 from ._fields import Moments, Recipe
-from ._jacobian import jacobian_bytes, jacobian_for
+from ._jacobian import TapJacobian, jacobian_bytes
 
 
 def linear_moments(
@@ -31,8 +30,8 @@ def linear_moments(
     """f ~ N(f(x, theta*), J Lambda^-1 J^T): one Jacobian and one GEMM per structure."""
     del ensemble
     f = model.batch(input, posterior.mean)
-    precision: Any = posterior.precision
-    J = jacobian_for(precision, model, posterior.mean, posterior.space, input)
+    precision = posterior.precision
+    J = TapJacobian(model, posterior.mean, posterior.space, input)
     n, out = f.shape[0], f.shape[1:]
     cov = None
     if recipe.needs_cov(fields):
@@ -100,19 +99,19 @@ def moments_of(recipe: Recipe) -> Callable[..., Moments]:
 
 def prediction_work(
     recipe: Recipe,
-    consumer: Precision | Structure,
+    curvature: Precision | Structure,
     shapes: Traced,
     space: ParamSpace,
     fields: Sequence[str],
 ) -> Work:
-    """The temporaries of one input: of its Jacobian, as `consumer` takes it, or a forward pass."""
+    """The temporaries of one input: of its Jacobian, as `curvature` reads it, or a forward pass."""
     outputs = shapes.cost.outputs
     activations = shapes.cost.activation_bytes
     linear = recipe.pushforward is Pushforward.LINEAR
     if not linear:
         size = 2 * activations + recipe.num_samples * outputs * 8
-    elif consumer.factored:
-        size = jacobian_bytes(shapes.program, space, outputs, activations, consumer.width)
+    elif curvature.width is not None:
+        size = jacobian_bytes(shapes.program, space, outputs, activations, curvature.width)
     else:
         size = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):

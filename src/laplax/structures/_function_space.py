@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from .._engine.linalg import cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Projection, columns
+from ._jacobian import Jacobian
 from ._structure import Structure
 
 TOLERANCE = 1e-3  # a bound exceeded by less than this share is kept by shrinking, not by dropping
@@ -132,8 +133,8 @@ class FunctionSpace(Structure):
         """It is small as it is."""
         return self
 
-    def project(self, jacobian: jax.Array) -> "FunctionSpaceProjection":
-        scaled = (jacobian @ self.basis) / self.singular[None, None]
+    def project(self, J: Jacobian) -> "FunctionSpaceProjection":
+        scaled = (J.array @ self.basis) / self.singular[None, None]
         return FunctionSpaceProjection(scaled, self.core)
 
 
@@ -204,15 +205,9 @@ class FunctionSpacePrecision(Precision):
         """Rows of the scale squared."""
         return jnp.sum(jnp.square(self.scale), axis=-1)
 
-    def covariance(self, jacobian: jax.Array) -> jax.Array:
+    def _half(self, J: Jacobian) -> jax.Array:
         """Through the basis: J U is narrower than J."""
-        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
-        return jnp.einsum("ncr,ndr->ncd", half, half)
-
-    def marginal(self, jacobian: jax.Array) -> jax.Array:
-        """Through the basis."""
-        half = _rows(self.posterior, self.structure.project(jacobian).coordinates)
-        return jnp.sum(jnp.square(half), axis=-1)
+        return _rows(self.posterior, self.structure.project(J).coordinates)
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + c / tau A0^-1/2 B^T G B A0^-1/2), nothing truncated."""
