@@ -15,7 +15,6 @@ from .._tree import leaf_names
 from ..curvature import (
     CurvatureOperator,
     LocalCurvature,
-    Tapped,
     bytes_per_example,
     leaf_diagonal,
     tap_batch,
@@ -143,8 +142,9 @@ def _require_rows(operator: CurvatureOperator) -> None:
 
 
 def _require_whole_leaves(operator: CurvatureOperator) -> None:
-    names, parts = leaf_names(operator.local.params), operator.space.parts()
+    parts = operator.space.parts()
     if parts:
+        names = leaf_names(operator.local.params)
         cut = ", ".join(f"{names[i]!r} ({share})" for i, share in parts.items())
         raise ValueError(
             "Kronecker and block curvatures are made of whole leaves; this subset cuts through "
@@ -162,24 +162,27 @@ def _work(operator: CurvatureOperator) -> Work:
 
 def _factors_of_batch(batch: Batch, local: LocalCurvature, plan: Plan) -> Sums:
     tapped = tap_batch(local, batch)
-    leaves = jax.tree.leaves(local.params)
-    inputs, outputs, counts = [], [], []
+    inputs = []
+    outputs = []
+    counts = []
     for layer in plan.layers:
-        a, g = layer.operand(tapped.operand(layer.tap)), tapped.gradient(layer.tap)
+        a = layer.operand(tapped.operand(layer.tap))
+        g = tapped.gradient(layer.tap)
         share = _position_weights(batch, g)
         if plan.reduce:
             own = jnp.sum(share, axis=1, keepdims=True)
             mean = jnp.einsum("nbti,nt->nbi", a, share / jnp.where(own > 0, own, 1))
-            a, g = mean[:, :, None], jnp.sum(g, axis=3, keepdims=True)
+            a = mean[:, :, None]
+            g = jnp.sum(g, axis=3, keepdims=True)
             share = _mean_of_nonzero(share)
         inputs.append(second_moment(a * jnp.sqrt(share)[:, None, :, None], 1))
         outputs.append(second_moment(g, 2))
         counts.append(jnp.sum(share))  # N T without weights, or N if positions become one
     dense = []
     for i in plan.dense:
-        rows = _leaf_rows(tapped, i, leaves[i])
+        rows = tapped.rows(i).reshape(-1, tapped.like(i).size)
         dense.append(rows.T @ rows)
-    diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
+    diagonal = [leaf_diagonal(tapped, i) for i in plan.diagonal]
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -196,7 +199,8 @@ def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
     of token t then flow to position t alone. Elsewhere weights of tokens count by their mean, and
     those that are masked count if other tokens' losses flow through them, as in attention.
     """
-    shape, columns = (g.shape[0], g.shape[3]), g.shape[1]
+    shape = (g.shape[0], g.shape[3])
+    columns = g.shape[1]
     if batch.weight is None:
         return jnp.ones(shape, g.dtype)
     weight = batch.weight.reshape(shape[0], -1).astype(g.dtype)
@@ -230,13 +234,6 @@ def _moments_of_batch(
         g = batched_matmul(tapped.gradient(layer.tap), right)
         moments.append(matrix_diagonal(a, g))
     return moments
-
-
-def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
-    if tapped.program.covered(i) and not tapped.program.uses_of(i):
-        return jnp.zeros((1, leaf.size), tapped.dtype)
-    like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
-    return tapped.rows(i, like).reshape(-1, leaf.size)
 
 
 def _kronecker_blocks(plan: Plan, sums: Sums) -> list[KroneckerBlock]:

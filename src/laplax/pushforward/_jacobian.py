@@ -46,9 +46,7 @@ class TapJacobian(Jacobian):
     @functools.cached_property
     def tapped(self) -> Tapped:
         """Every output's gradient, pulled back to the taps."""
-        return run_taps(
-            self.program, self.model, self.params, self.space, self.input, _one_hot_columns
-        )
+        return run_taps(self.model, self.params, self.space, self.input, _one_hot_columns)
 
     def rows(self, group: Group) -> jax.Array:
         """Columns of J, (n, C, size)."""
@@ -59,10 +57,8 @@ class TapJacobian(Jacobian):
         return jnp.concatenate(parts, axis=-1)
 
     def _leaf_rows(self, i: int) -> jax.Array:
-        shape, unused = self.space.shapes[i], not self.program.uses_of(i)
-        if unused and self.program.covered(i):
-            return jnp.zeros((*self.shape, *shape), self.space.dtype)
-        return self.tapped.rows(i, jax.ShapeDtypeStruct(shape, self.space.dtype))
+        rows = self.tapped.rows(i)
+        return jnp.broadcast_to(rows, (*self.shape, *rows.shape[2:]))
 
     def outer(self, group: Group) -> Outer | None:
         """a and g of the layer that owns these leaves, if one does."""
@@ -92,7 +88,8 @@ class TapJacobian(Jacobian):
 
     def _output_gradient(self, tap: int) -> jax.Array:
         """The product is the output: every example has the same g, the identity."""
-        use, struct = self.program.uses[tap], self.program.out_structs[tap]
+        use = self.program.uses[tap]
+        struct = self.program.out_structs[tap]
         assert isinstance(use, MatmulUse)
         size = math.prod(struct.shape)
         identity = jnp.eye(size, dtype=self.space.dtype).reshape(size, *struct.shape)

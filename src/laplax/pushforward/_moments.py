@@ -32,12 +32,11 @@ def linear_moments(
     f = model.batch(input, posterior.mean)
     precision = posterior.precision
     J = TapJacobian(model, posterior.mean, posterior.space, input)
-    n, out = f.shape[0], f.shape[1:]
     cov = None
     if recipe.needs_cov(fields):
         flat = precision.covariance(J)
         var = diagonal(flat)
-        cov = flat.reshape(n, *out, *out).astype(f.dtype)
+        cov = flat.reshape(*f.shape, *f.shape[1:]).astype(f.dtype)
     else:
         var = precision.marginal(J)
     samples = None
@@ -67,8 +66,10 @@ def nonlinear_moments(
         size = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
         together = networks_at_once(size, cost.has_convolution, recipe.num_samples)
         samples = jax.lax.map(lambda p: model.batch(input, p), ensemble, batch_size=together)
-    mean, cov = jnp.mean(samples, axis=0), None
-    centred, freedom = samples - mean[None], recipe.num_samples - 1
+    mean = jnp.mean(samples, axis=0)
+    cov = None
+    centred = samples - mean[None]
+    freedom = recipe.num_samples - 1
     if "pred_cov" in fields:
         flat = centred.reshape(*samples.shape[:2], -1)
         out = samples.shape[2:]
