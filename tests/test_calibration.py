@@ -17,6 +17,7 @@ from laplax import CalibrationWarning, GradientDescent, GridSearch, _optim, metr
 from laplax._engine.samples import whole_batch
 from laplax.calibration import Method, Trace, _methods, _objectives, _search
 from laplax.calibration._table import Table, tabulate
+from laplax.structures import DenseJacobian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -395,7 +396,7 @@ def test_variances_that_do_not_fit_the_memory_are_kept_in_a_table(monkeypatch, n
 def test_a_table_of_variances_between_its_nodes(name, c):
     posterior_fn = fit("mse", name)[0].spectral()
     J = cases.random(5, 3, posterior_fn.space.size, seed=3)
-    exact = posterior_fn.structure.project(J)
+    exact = posterior_fn.structure.project(DenseJacobian(J))
     table, c = tabulate(exact), jnp.asarray(c)
     for tau in np.geomspace(1e-8, 1e10, 101) * c:  # the last ones lie beyond the table
         wanted = exact.marginal(c, jnp.asarray(tau))
@@ -410,7 +411,7 @@ def test_a_table_of_variances_between_its_nodes(name, c):
 
 
 def test_a_table_takes_outputs_that_do_not_move():
-    exact = fit("mse", "full")[0].spectral().structure.project(jnp.zeros((2, 3, 27)))
+    exact = fit("mse", "full")[0].spectral().structure.project(DenseJacobian(jnp.zeros((2, 3, 27))))
     assert np.all(np.asarray(tabulate(exact).marginal(jnp.ones(()), jnp.asarray(0.3))) < 1e-300)
 
 

@@ -16,7 +16,7 @@ from laplax._model import Model
 from laplax._traced import _equations, traced
 from laplax._tree import one_of
 from laplax.pushforward import TapJacobian, jacobian, prediction_work
-from laplax.structures import LowRank
+from laplax.structures import DenseJacobian, LowRank
 from laplax.structures._coordinates import PositionCoordinates
 from laplax.structures._dense import DensePrecision
 
@@ -44,6 +44,7 @@ def posterior_fn_of(name, curvature):
 def compiled_moments(model, posterior_fn, prior_prec, input, whole, c, tau):
     precision = posterior_fn({"prior_prec": prior_prec}).precision
     factors = TapJacobian(model, posterior_fn.mean, posterior_fn.space, input)
+    whole = DenseJacobian(whole)
     projection = posterior_fn.structure.project(factors)
     return {
         "covariance": (precision.covariance(factors), precision.covariance(whole)),
@@ -115,7 +116,7 @@ def test_subsets(subset, curvature):
     def moments(posterior_fn):
         precision = posterior_fn({"prior_prec": 0.3}).precision
         factors = TapJacobian(Model(mlp), MLP, posterior_fn.space, X)
-        whole = jacobian(Model(mlp), MLP, posterior_fn.space, X)
+        whole = DenseJacobian(jacobian(Model(mlp), MLP, posterior_fn.space, X))
         return [(f(factors), f(whole)) for f in (precision.covariance, precision.marginal)]
 
     for one, other in moments(posterior_fn):
@@ -151,7 +152,7 @@ def test_what_lies_outside_of_a_basis(inside, prior):
     whole = (vectors[:, -rank:] * jnp.sqrt(values[-rank:])).T[None]
     whole = whole if inside else cases.random(1, rank, structure.size, seed=4)
     one = jnp.asarray(1.0)
-    found = structure.project(whole).marginal(one, prior * one)
+    found = structure.project(DenseJacobian(whole)).marginal(one, prior * one)
     rest = whole - whole @ vectors[:, -rank:] @ vectors[:, -rank:].T
     within = jnp.square(whole @ vectors[:, -rank:]) @ (1 / (values[-rank:] + prior))
     expected = within + jnp.sum(jnp.square(rest), axis=-1) / prior
@@ -228,7 +229,7 @@ def test_a_product_that_only_looks_like_the_output_is_not_taken_for_it(model_fn,
     posterior_fn, _ = laplax.laplace(model_fn, params, data, loss_fn="mse", curv_type=curv_type)
     precision = posterior_fn({"prior_prec": 1.0}).precision
     factors = TapJacobian(Model(model_fn), params, posterior_fn.space, X)
-    whole = jacobian(Model(model_fn), params, posterior_fn.space, X)
+    whole = DenseJacobian(jacobian(Model(model_fn), params, posterior_fn.space, X))
     assert_equal_moments(precision.covariance(factors), precision.covariance(whole))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import laplax
 from laplax.estimators import ConvergenceWarning, _lanczos
-from laplax.structures import Dense, LowRank
+from laplax.structures import Dense, DenseJacobian, LowRank
 
 P, RANK = 30, 6
 SINGLE, DOUBLE = jnp.float32, jnp.float64
@@ -49,8 +49,9 @@ def truth(basis, c, prior, jacobian):
 def answers(basis, c, prior, jacobian):
     structure = LowRank(basis, jnp.asarray(EIGENVALUES, basis.dtype))
     precision = structure.precision(c, prior)
-    covariance = precision.covariance(jacobian[None])[0]
-    marginal = precision.marginal(jacobian[None])[0]
+    J = DenseJacobian(jacobian[None])
+    covariance = precision.covariance(J)[0]
+    marginal = precision.marginal(J)[0]
     return precision.variance(), covariance, marginal, precision.is_resolved()
 
 

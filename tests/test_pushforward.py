@@ -17,7 +17,7 @@ from laplax._engine import loops
 from laplax._engine.chunks import Chunks
 from laplax._enums import Pushforward
 from laplax.pushforward import _predictive, jacobian
-from laplax.structures import BlockDiagonal
+from laplax.structures import BlockDiagonal, DenseJacobian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -130,13 +130,14 @@ def test_every_precision_pushes_jacobians_forward_like_the_dense_one(structure, 
     prior = cases.PER_BLOCK if mixed else MATRIX_PRIORS[prior]
     precision = structure.precision(C, prior)
     expected = dense_covariance(structure, C, prior)
-    check_moments(precision.covariance(JACOBIANS), precision.marginal(JACOBIANS), expected)
+    J = DenseJacobian(JACOBIANS)
+    check_moments(precision.covariance(J), precision.marginal(J), expected)
 
 
 @pytest.mark.parametrize(("c", "tau"), [(0.3, 1.0), (1.0, 30.0), (40.0, 0.01)])
 def test_every_projection_answers_any_scale_and_prior(structure, c, tau):
     c, tau = jnp.asarray(c), jnp.asarray(tau)
-    projection = structure.project(JACOBIANS)
+    projection = structure.project(DenseJacobian(JACOBIANS))
     expected = dense_covariance(structure, c, tau)
     check_moments(projection.covariance(c, tau), projection.marginal(c, tau), expected)
 
@@ -160,7 +161,8 @@ def test_a_posterior_in_spectral_form_is_the_same_posterior():
 @pytest.mark.parametrize("name", ["low rank", "low rank with a dense scale"])
 def test_a_weak_prior_in_float32_leaves_variances_inside_the_basis_accurate(name):
     structure = cases.STRUCTURES[name](jnp.float32)
-    J = jnp.einsum("ncr,pr->ncp", cases.random(4, 2, 3, dtype=jnp.float32), structure.basis)
+    rows = jnp.einsum("ncr,pr->ncp", cases.random(4, 2, 3, dtype=jnp.float32), structure.basis)
+    J = DenseJacobian(rows)
     c, tau = jnp.asarray(1e3, jnp.float32), jnp.asarray(1e-5, jnp.float32)
     eigenvalues = structure.eigenvalues.astype(jnp.float64)
     coordinates = cases.random(4, 2, 3)

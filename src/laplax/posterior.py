@@ -61,6 +61,7 @@ class Posterior:
     mean: PyTree
     precision: Precision
     space: ParamSpace = static()
+    dense_scale: bool = static(default=False)  # whether `scale` is a matrix: of a full curvature
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,6 +70,10 @@ class Posterior:
         A (P, P) array for a full curvature, a (P,) array for a diagonal one, else an object
         with `scale_mv`.
         """
+        if self.dense_scale:
+            return {
+                "scale": self.precision.scale_mv(jnp.eye(self.space.size, dtype=self.space.dtype))
+            }
         return {"scale": self.precision.scale}
 
     def prec_mv(self, v: PyTree) -> PyTree:
@@ -294,7 +299,7 @@ class PosteriorFamily(WeakInside):
         sources = {start: arguments.sources[i] for i, (start, _) in self.space.slices.items()}
         self.structure.check_prior(sources)
         precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
-        return Posterior(self.mean, precision, self.space)
+        return Posterior(self.mean, precision, self.space, self.structure.dense_scale)
 
 
 @jax.jit

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ from ..priors import PriorArguments
 from ..pushforward import (
     Moments,
     PredictiveFamily,
-    jacobian_for,
+    TapJacobian,
     make_fields,
     predict,
     prediction_work,
@@ -260,8 +260,8 @@ def _project_chunk(input: PyTree, posterior_fn: PosteriorFamily) -> tuple[Projec
     params = posterior_fn.mean
     structure = posterior_fn.structure
     model = posterior_fn.fitted_model
-    jacobian = jacobian_for(structure, model, params, posterior_fn.space, input)
-    return cast(Any, structure).project(jacobian), model.batch(input, params)
+    J = TapJacobian(model, params, posterior_fn.space, input)
+    return structure.project(J), model.batch(input, params)
 
 
 def _project(

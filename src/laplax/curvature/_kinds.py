@@ -8,7 +8,7 @@ rows and is known by its products alone.
 import abc
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ class OuterProductCurvature(Curvature):
         return self.linear_mm(likelihood, params, batch, linear, V)
 
     def linear_mm(
-        self, likelihood: Likelihood, params: PyTree, batch: Batch, linear: Any, V: PyTree
+        self, likelihood: Likelihood, params: PyTree, batch: Batch, linear: PyTree, V: PyTree
     ) -> PyTree:
         """G V from a linearisation of the model on the batch, (f, push)."""
         f, push = linear
@@ -96,7 +96,8 @@ class GGN(ByValue, OuterProductCurvature):
 
     def check(self, problem: Problem) -> None:
         """A callable loss must be convex in the output, or say what to do where it is not."""
-        likelihood, first = problem.likelihood, problem.first
+        likelihood = problem.likelihood
+        first = problem.first
         if not isinstance(likelihood, Custom) or likelihood.indefinite != "error":
             return
         if not is_concrete(problem.params, first):

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +14,8 @@ from .._engine.loops import map_over, sum_over
 from .._engine.memo import WeakInside, kept
 from .._model import Model
 from .._space import ParamSpace
-from .._traced import ModelCost, Traced, traced
-from .._tree import ByValue, PyTree, Shapes, one_of, pytree, shapes_of, static, structs_of
+from .._traced import ModelCost, Traced
+from .._tree import ByValue, PyTree, Shapes, pytree, shapes_of, static, structs_of
 from ..likelihoods import Likelihood, weigh
 from ..structures import Structure
 from ..taps import Program
@@ -34,10 +33,6 @@ class LocalCurvature(WeakInside):
     model: Model = static()
     likelihood: Likelihood = static()
     space: ParamSpace = static()
-
-    def program(self, batch: Batch) -> Program:
-        """The model with taps. Not a field: JAX would keep it, with all constants of the model."""
-        return traced(self.model, self.params, one_of(batch.input)).program
 
     def mm(self, batch: Batch, V: Vectors) -> Vectors:
         """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
@@ -154,7 +149,7 @@ class CurvatureOperator:
     def rows_per_example(self) -> int:
         """K, the number of rows of one example."""
         curvature = self.local.curvature
-        target = one_of(self.data.peek().target)
+        target = self.data.peek().example()[1]
         assert isinstance(curvature, OuterProductCurvature)
         # What is equal by value is found again in the next fit.
         count = _known_num_rows if isinstance(curvature, ByValue) else _num_rows
@@ -166,7 +161,7 @@ class CurvatureOperator:
         return None if isinstance(self.data, Loader) else self.data.num_examples
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> float | jax.Array:
         """num_total_samples / num_curv_samples."""
         if self.num_total_samples is None:
             return 1.0
@@ -191,7 +186,7 @@ class CurvatureOperator:
         """How a loop over this data is cut."""
         return cut(work, self.num_examples, self.memory_budget, self.batch_size)
 
-    def sum(self, fn: Callable[..., Any], work: Work, *args: PyTree) -> Any:
+    def sum(self, fn: Callable[..., PyTree], work: Work, *args: PyTree) -> PyTree:
         """The sum of `fn(batch, local, *args)` over the data; `fn` is a module-level function."""
         return sum_over(fn, self.data, self.chunks(work), self.local, *args)
 
@@ -209,7 +204,7 @@ class CurvatureOperator:
         size = self.cost.activation_bytes * (1 + 2 * vectors)
         return self.work(size, reread=not self.cost.has_convolution)
 
-    def mm(self, V: Vectors) -> Any:
+    def mm(self, V: Vectors) -> PyTree:
         """G V for the rows of V, shape (k, P): one pass over the data.
 
         Where `space.is_all_leaves`, V may be a list of leaves, (k, *shape) each.

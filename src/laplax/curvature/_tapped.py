@@ -1,23 +1,27 @@
 """A batch run through the taps, and the exact diagonal of R^T R from them: no rows of length P."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._data import Batch
 from .._engine.memo import kept
 from .._engine.products import joined, matrix_diagonal
 from .._model import Model
 from .._space import ParamSpace
-from .._tree import PyTree
+from .._traced import traced
+from .._tree import PyTree, one_of
 from ..likelihoods import weigh
 from ..taps import Coverage, EmbeddingUse, LinearUse, MatmulUse, Program, transpose_map
 from ._kinds import OuterProductCurvature
 from ._operator import LocalCurvature
+
+Seeds = Callable[[jax.Array], jax.Array]  # an example's output to columns (*f.shape, K)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,10 +29,10 @@ class Tapped:
     """A batch with its taps: operands a (n, ...), gradients g (n, K, ...), rows of the rest."""
 
     program: Program
-    acts: list[Any]
+    acts: list[PyTree]
     gs: list[jax.Array]
     uncovered: dict[int, jax.Array]
-    dtype: Any
+    dtype: np.dtype
 
     def operand(self, tap: int) -> jax.Array:
         """a of a product, (n, B, T, I)."""
@@ -48,24 +52,26 @@ class Tapped:
         assert isinstance(use, EmbeddingUse)
         return jax.vmap(use.rows)(self.acts[tap], self.gs[tap].astype(self.dtype))
 
-    def rows(self, leaf: int, like: Any) -> jax.Array:
-        """Rows of one leaf, (n, K, *leaf shape); several uses are summed."""
+    def like(self, leaf: int) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of one row of a leaf."""
+        return jax.ShapeDtypeStruct(self.program.leaves[leaf].shape, self.dtype)
+
+    def rows(self, leaf: int) -> jax.Array:
+        """Rows of one leaf, (n, K, *leaf shape), summed over its uses; without one a zero row."""
         if leaf in self.uncovered:
             return self.uncovered[leaf].astype(self.dtype)
+        like = self.like(leaf)
         parts = []
         for tap in self.program.uses_of(leaf):
-            use = self.program.uses[tap]
-
-            def one(a: Any, g: jax.Array, use: Any = use) -> jax.Array:
-                return jax.vmap(lambda column: use.gradient(a, column, like))(g)
-
-            parts.append(jax.vmap(one)(self.acts[tap], self.gs[tap].astype(self.dtype)))
-        return sum(parts[1:], parts[0])
+            gradient = functools.partial(self.program.uses[tap].gradient, like=like)
+            rows = jax.vmap(jax.vmap(gradient, (None, 0)))
+            parts.append(rows(self.acts[tap], self.gs[tap].astype(self.dtype)))
+        return sum(parts[1:], parts[0]) if parts else jnp.zeros((1, 1, *like.shape), like.dtype)
 
 
 def tap_batch(local: LocalCurvature, batch: Batch) -> Tapped:
     """Run a batch through the taps, its gradients seeded with the columns of the factor."""
-    program, curvature = local.program(batch), local.curvature
+    curvature = local.curvature
     assert isinstance(curvature, OuterProductCurvature)
 
     def columns_of(
@@ -75,11 +81,10 @@ def tap_batch(local: LocalCurvature, batch: Batch) -> Tapped:
         return factor if weight is None else weigh(factor, jnp.sqrt(weight))
 
     about = (batch.target, batch.index, batch.weight)
-    return run_taps(program, local.model, local.params, local.space, batch.input, columns_of, about)
+    return run_taps(local.model, local.params, local.space, batch.input, columns_of, about)
 
 
 def run_taps(
-    program: Program,
     model: Model,
     params: PyTree,
     space: ParamSpace,
@@ -88,8 +93,9 @@ def run_taps(
     about: tuple = (),
 ) -> Tapped:
     """Run inputs through the taps; `columns_of(f, *about)` gives S (*f.shape, K) of an example."""
+    program = traced(model, params, one_of(input)).program
 
-    def one(x: PyTree, about: tuple) -> Any:
+    def one(x: PyTree, about: tuple) -> PyTree:
         def seeds(f: jax.Array) -> jax.Array:
             return columns_of(f, *about)
 
@@ -103,34 +109,29 @@ def run_taps(
 def diagonal_of_batch(batch: Batch, local: LocalCurvature) -> jax.Array:
     """Column sums of the squared rows, shape (P,)."""
     tapped = tap_batch(local, batch)
-    leaves = jax.tree.leaves(local.params)
     space = local.space
-    return joined(
-        [space.flatten_leaf(i, leaf_diagonal(tapped, i, leaves[i])) for i in space.slices]
-    )
+    return joined([space.flatten_leaf(i, leaf_diagonal(tapped, i)) for i in space.slices])
 
 
-def leaf_diagonal(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
+def leaf_diagonal(tapped: Tapped, i: int) -> jax.Array:
     """The diagonal of one leaf's block."""
-    program, taps = tapped.program, tapped.program.uses_of(i)
-    like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
-    if program.covered(i) and not taps:
-        return jnp.zeros(leaf.shape, tapped.dtype)
-    use: Any = program.uses[taps[0]] if program.covered(i) and len(taps) == 1 else None
+    program = tapped.program
+    taps = program.uses_of(i)
+    use = program.uses[taps[0]] if program.covered(i) and len(taps) == 1 else None
     if isinstance(use, EmbeddingUse):
         rows, index = tapped.embedding_rows(taps[0])
         squares = jnp.sum(jnp.square(rows), axis=1)  # (n, T, D)
         table = jnp.zeros(use.shape, tapped.dtype).at[index].add(squares, mode="drop")
-        return table.reshape(leaf.shape)
+        return table.reshape(tapped.like(i).shape)
     if isinstance(use, MatmulUse):
         matrix = matrix_diagonal(tapped.operand(taps[0]), tapped.gradient(taps[0]))
-        return transpose_map(use.weight, like, matrix)
-    return jnp.sum(jnp.square(tapped.rows(i, like)), axis=(0, 1))
+        return transpose_map(use.weight, tapped.like(i), matrix)
+    return jnp.sum(jnp.square(tapped.rows(i)), axis=(0, 1))
 
 
 def _uncovered_rows(
-    program: Program, model: Model, params: PyTree, space: ParamSpace, x: PyTree, columns_of: Any
-) -> dict:
+    program: Program, model: Model, params: PyTree, space: ParamSpace, x: PyTree, columns_of: Seeds
+) -> dict[int, jax.Array]:
     """Rows (K, *leaf) of the leaves that no tap covers, by a plain pull-back."""
     missing = [i for i, _ in program.uncovered if space.selected[i]]
     if not missing:
@@ -170,7 +171,9 @@ def bytes_per_example(program: Program, space: ParamSpace, columns: int) -> int:
 @kept
 def coverage_of(program: Program, space: ParamSpace) -> Coverage:
     """How the diagonal of every leaf is computed."""
-    rows, reasons, some = [], dict(program.uncovered), space.parts()
+    rows = []
+    reasons = dict(program.uncovered)
+    some = space.parts()
     for i, name in enumerate(program.names):
         taps = program.uses_of(i)
         if not space.selected[i]:

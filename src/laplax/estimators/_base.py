@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +16,7 @@ from ..curvature import CurvatureOperator
 from ..structures import Structure
 
 Diagnostics = dict[str, Any]
+Array = jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +38,8 @@ def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array
     policy = operator.local.curvature.negative_eigenvalues
     if policy == "error" and is_concrete(values):
         noise = 100 * values.size**0.5 * float(jnp.finfo(values.dtype).eps)
-        smallest, largest = float(values.min()), float(abs(values).max())
+        smallest = float(values.min())
+        largest = float(abs(values).max())
         if smallest < -noise * largest:
             raise ValueError(
                 f"the Hessian is indefinite: smallest value {smallest:.4g}, largest {largest:.4g}. "
@@ -49,7 +52,7 @@ def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array
 CONVERGED = 0.25  # of its value: the largest residual of a pair that is taken without a word
 
 
-def warn_of_residuals(values: Any, residuals: Any, kept: Any, cure: str) -> None:
+def warn_of_residuals(values: Array, residuals: Array, kept: Array, cure: str) -> None:
     """Say how many of the kept eigenpairs are far from converged, where values are known."""
     if not is_concrete(values, residuals, kept):
         return
@@ -67,7 +70,7 @@ def warn_of_residuals(values: Any, residuals: Any, kept: Any, cure: str) -> None
         )
 
 
-def told_from_zero(values: Any) -> Any:
+def told_from_zero(values: Array) -> Array:
     """Which eigenvalues are more than round-off of the largest; NaN counts, so that it shows."""
     return ~(values <= float(np.finfo(values.dtype).eps) * values.max())
 
@@ -76,7 +79,7 @@ class ConvergenceWarning(UserWarning):
     """An iteration ended before its answer was accurate."""
 
 
-def identity_blocks(size: int, block: int, dtype: Any) -> Any:
+def identity_blocks(size: int, block: int, dtype: np.dtype) -> Iterator[tuple[int, jax.Array]]:
     """Rows of the identity, `block` at a time: (first index, (block, P) array)."""
     for start in range(0, size, block):
         count = min(block, size - start)

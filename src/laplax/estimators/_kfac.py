@@ -1,7 +1,7 @@
 """KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from .._tree import leaf_names
 from ..curvature import (
     CurvatureOperator,
     LocalCurvature,
-    Tapped,
     bytes_per_example,
     leaf_diagonal,
     tap_batch,
@@ -23,6 +22,8 @@ from ..curvature import (
 from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
 from ..taps import Coverage, Layer, Program, find_layers
 from ._base import Diagnostics, Estimator
+
+Sums = dict[str, list[jax.Array]]
 
 
 @jax.tree_util.register_static
@@ -80,9 +81,17 @@ class KFAC(BlockEstimator):
         layers = find_layers(operator.program, self.joint_bias)
         plan = self._plan(operator, layers, self.approx == "reduce")
         sums = operator.sum(_factors_of_batch, _work(operator), plan)
-        structure = _assemble(plan, operator, _kronecker_blocks(plan, sums), sums)
-        coverage = _coverage(operator.program, plan, f"Kronecker ({self.approx})")
-        return structure, {"coverage": coverage}
+        structure = _assemble(plan, operator, self._layer_blocks(operator, plan, sums), sums)
+        return structure, {"coverage": _coverage(operator.program, plan, self._layer_kind)}
+
+    @property
+    def _layer_kind(self) -> str:
+        return f"Kronecker ({self.approx})"
+
+    def _layer_blocks(
+        self, operator: CurvatureOperator, plan: Plan, sums: Sums
+    ) -> list[KroneckerBlock]:
+        return _kronecker_blocks(plan, sums)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,21 +101,22 @@ class EKFAC(KFAC):
     several_passes: ClassVar[bool] = True
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """KFAC first, then its eigenvalues replaced."""
+        """KFAC with the eigenvalues of its layers replaced."""
         operator.require_passes("curv_type='ekfac'")
-        structure, _ = super().estimate(operator)
-        assert isinstance(structure, BlockDiagonal)
-        layers = find_layers(operator.program, self.joint_bias)
-        plan = self._plan(operator, layers)
-        kept = structure.blocks[: len(plan.layers)]
-        bases = [(block.left, block.right) for block in kept]
+        return super().estimate(operator)
+
+    @property
+    def _layer_kind(self) -> str:
+        return "Kronecker eigenbasis, exact second moments"
+
+    def _layer_blocks(
+        self, operator: CurvatureOperator, plan: Plan, sums: Sums
+    ) -> list[KroneckerBlock]:
+        blocks = super()._layer_blocks(operator, plan, sums)
+        bases = [(block.left, block.right) for block in blocks]
         moments = operator.sum(_moments_of_batch, _work(operator), plan, bases)
-        better = [
-            dataclasses.replace(block, values=m) for block, m in zip(kept, moments, strict=True)
-        ]
-        blocks = (*better, *structure.blocks[len(plan.layers) :])
-        coverage = _coverage(operator.program, plan, "Kronecker eigenbasis, exact second moments")
-        return dataclasses.replace(structure, blocks=blocks), {"coverage": coverage}
+        pairs = zip(blocks, moments, strict=True)
+        return [dataclasses.replace(block, values=values) for block, values in pairs]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,8 +142,9 @@ def _require_rows(operator: CurvatureOperator) -> None:
 
 
 def _require_whole_leaves(operator: CurvatureOperator) -> None:
-    names, parts = leaf_names(operator.local.params), operator.space.parts()
+    parts = operator.space.parts()
     if parts:
+        names = leaf_names(operator.local.params)
         cut = ", ".join(f"{names[i]!r} ({share})" for i, share in parts.items())
         raise ValueError(
             "Kronecker and block curvatures are made of whole leaves; this subset cuts through "
@@ -149,26 +160,29 @@ def _work(operator: CurvatureOperator) -> Work:
     return operator.work(size, reread=True)
 
 
-def _factors_of_batch(batch: Batch, local: LocalCurvature, plan: Plan) -> dict[str, Any]:
+def _factors_of_batch(batch: Batch, local: LocalCurvature, plan: Plan) -> Sums:
     tapped = tap_batch(local, batch)
-    leaves = jax.tree.leaves(local.params)
-    inputs, outputs, counts = [], [], []
+    inputs = []
+    outputs = []
+    counts = []
     for layer in plan.layers:
-        a, g = layer.operand(tapped.operand(layer.tap)), tapped.gradient(layer.tap)
+        a = layer.operand(tapped.operand(layer.tap))
+        g = tapped.gradient(layer.tap)
         share = _position_weights(batch, g)
         if plan.reduce:
             own = jnp.sum(share, axis=1, keepdims=True)
             mean = jnp.einsum("nbti,nt->nbi", a, share / jnp.where(own > 0, own, 1))
-            a, g = mean[:, :, None], jnp.sum(g, axis=3, keepdims=True)
+            a = mean[:, :, None]
+            g = jnp.sum(g, axis=3, keepdims=True)
             share = _mean_of_nonzero(share)
         inputs.append(second_moment(a * jnp.sqrt(share)[:, None, :, None], 1))
         outputs.append(second_moment(g, 2))
         counts.append(jnp.sum(share))  # N T without weights, or N if positions become one
     dense = []
     for i in plan.dense:
-        rows = _leaf_rows(tapped, i, leaves[i])
+        rows = tapped.rows(i).reshape(-1, tapped.like(i).size)
         dense.append(rows.T @ rows)
-    diagonal = [leaf_diagonal(tapped, i, leaves[i]) for i in plan.diagonal]
+    diagonal = [leaf_diagonal(tapped, i) for i in plan.diagonal]
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -185,7 +199,8 @@ def _position_weights(batch: Batch, g: jax.Array) -> jax.Array:
     of token t then flow to position t alone. Elsewhere weights of tokens count by their mean, and
     those that are masked count if other tokens' losses flow through them, as in attention.
     """
-    shape, columns = (g.shape[0], g.shape[3]), g.shape[1]
+    shape = (g.shape[0], g.shape[3])
+    columns = g.shape[1]
     if batch.weight is None:
         return jnp.ones(shape, g.dtype)
     weight = batch.weight.reshape(shape[0], -1).astype(g.dtype)
@@ -209,7 +224,7 @@ def _mean_of_nonzero(weight: jax.Array) -> jax.Array:
 
 
 def _moments_of_batch(
-    batch: Batch, local: LocalCurvature, plan: Plan, bases: Any
+    batch: Batch, local: LocalCurvature, plan: Plan, bases: list[tuple[jax.Array, jax.Array]]
 ) -> list[jax.Array]:
     tapped = tap_batch(local, batch)
     moments = []
@@ -221,14 +236,7 @@ def _moments_of_batch(
     return moments
 
 
-def _leaf_rows(tapped: Tapped, i: int, leaf: jax.Array) -> jax.Array:
-    if tapped.program.covered(i) and not tapped.program.uses_of(i):
-        return jnp.zeros((1, leaf.size), tapped.dtype)
-    like = jax.ShapeDtypeStruct(leaf.shape, tapped.dtype)
-    return tapped.rows(i, like).reshape(-1, leaf.size)
-
-
-def _kronecker_blocks(plan: Plan, sums: dict[str, Any]) -> list[KroneckerBlock]:
+def _kronecker_blocks(plan: Plan, sums: Sums) -> list[KroneckerBlock]:
     pairs = eigh_all([*sums["inputs"], *sums["outputs"]])
     of_inputs = pairs[: len(plan.layers)]
     of_outputs = pairs[len(plan.layers) :]
@@ -255,18 +263,17 @@ def _eigenvalues_of_products(
 
 
 def _assemble(
-    plan: Plan, operator: CurvatureOperator, blocks: list, sums: dict[str, Any]
+    plan: Plan, operator: CurvatureOperator, blocks: list[KroneckerBlock], sums: Sums
 ) -> BlockDiagonal:
     slices = operator.space.slices
-    groups = [tuple(slices[i] for i in layer.leaves) for layer in plan.layers]
-    pairs = eigh_all(sums["dense"])
-    for i, (values, vectors) in zip(plan.dense, pairs, strict=True):
-        blocks.append(DenseBlock(jnp.maximum(values, 0), vectors))
-        groups.append((slices[i],))
-    for i, values in zip(plan.diagonal, sums["diagonal"], strict=True):
-        blocks.append(DiagonalBlock(values.reshape(-1)))
-        groups.append((slices[i],))
-    return BlockDiagonal(tuple(blocks), tuple(groups))
+    leaves = [layer.leaves for layer in plan.layers]
+    leaves += [(i,) for i in (*plan.dense, *plan.diagonal)]
+    dense = [
+        DenseBlock(jnp.maximum(values, 0), vectors) for values, vectors in eigh_all(sums["dense"])
+    ]
+    diagonal = [DiagonalBlock(values.reshape(-1)) for values in sums["diagonal"]]
+    groups = tuple(tuple(slices[i] for i in own) for own in leaves)
+    return BlockDiagonal((*blocks, *dense, *diagonal), groups)
 
 
 def _coverage(program: Program, plan: Plan, layer_kind: str) -> Coverage:

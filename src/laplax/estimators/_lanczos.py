@@ -44,7 +44,7 @@ class Lanczos(Estimator):
     key: jax.Array | None = None
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        whole_number(self.rank, "rank")
         if self.num_products and whole_number(self.num_products, "num_products") < self.rank:
             raise ValueError(
                 f"num_products ({self.num_products}) must not be smaller than rank ({self.rank})"
@@ -54,7 +54,8 @@ class Lanczos(Estimator):
         """Products driven from Python, so that any data source serves."""
         size = operator.size
         products = self.num_products or self._default_products(operator)
-        steps, rank = min(products, size), min(self.rank, size)
+        steps = min(products, size)
+        rank = min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
         start = random_direction(key, size, operator.space.dtype)
         operator = operator.linearised()
@@ -83,8 +84,3 @@ class Lanczos(Estimator):
         if examples is not None and wide * examples <= CHEAP:
             return max(GENEROUS * self.rank, self.rank + MORE)
         return self.rank + max(2, self.rank // 10)
-
-
-def check_rank(rank: int) -> None:
-    """A rank counts eigenpairs."""
-    whole_number(rank, "rank")

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from .._arguments import whole_number
 from .._data import Batch, Loader
 from .._engine.arrays import is_concrete
 from .._engine.chunks import Chunks
@@ -16,7 +17,6 @@ from ..curvature import CurvatureOperator, LocalCurvature, product_of_batch
 from ..structures import LowRank, Structure
 from ._base import Diagnostics, Estimator, settle_negative, told_from_zero, warn_of_residuals
 from ._full import dense_curvature
-from ._lanczos import check_rank
 
 DENSE_BELOW = 12  # times the rank: four iterations of three blocks
 
@@ -38,7 +38,7 @@ class Lobpcg(Estimator):
     key: jax.Array | None = None
 
     def __post_init__(self) -> None:
-        check_rank(self.rank)
+        whole_number(self.rank, "rank")
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Block products inside one program."""

@@ -26,7 +26,8 @@ from ..taps import Layer, MatmulUse, Program, layer_of
 
 def the_layer(operator: CurvatureOperator) -> Layer | None:
     """The layer that all varying parameters make up, if an example uses it once."""
-    space, program = operator.space, operator.program
+    space = operator.space
+    program = operator.program
     leaves = tuple(space.slices)
     if len(leaves) > 2 or space.whole != space:
         return None

@@ -248,9 +248,9 @@ def event_covariance(moments: Moments) -> jax.Array:
     """(n, *batch, C, *batch, C) to (n, *batch, C, C): each event with itself."""
     assert moments.cov is not None
     shape = moments.mean.shape
-    n, classes = shape[0], shape[-1]
+    classes = shape[-1]
     events = math.prod(shape[1:-1])
-    cov = moments.cov.reshape(n, events, classes, events, classes)
+    cov = moments.cov.reshape(shape[0], events, classes, events, classes)
     own = diagonal(jnp.moveaxis(cov, (1, 3), (-2, -1)))  # (n, C, C, events)
     return jnp.moveaxis(own, -1, 1).reshape(*shape, classes)
 
@@ -267,7 +267,8 @@ def logits(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
         return moments.mean[None] + noise * jnp.sqrt(moments.var)[None]
     # The same draws for every input, so that a search compares hyperparameters, not noise, and
     # an input's row depends neither on its neighbours nor on the size of a chunk.
-    noise_key, classes = jax.random.fold_in(key, 1), moments.mean.shape[-1]
+    noise_key = jax.random.fold_in(key, 1)
+    classes = moments.mean.shape[-1]
 
     def draw(mean: jax.Array, cov: jax.Array) -> jax.Array:
         return predictives.gaussian_samples(noise_key, mean, cov, recipe.num_samples)
@@ -286,7 +287,9 @@ def _two_class(likelihood: Likelihood, samples: jax.Array) -> jax.Array:
 
 def log_probabilities(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
     """Log class probabilities on the last axis."""
-    mean, var, predictive = moments.mean, moments.var, recipe.predictive
+    mean = moments.mean
+    var = moments.var
+    predictive = recipe.predictive
     if predictive is Predictive.MAP:
         return jax.nn.log_softmax(_two_class(recipe.likelihood, moments.map), axis=-1)
     if predictive is Predictive.MC_BRIDGE:
@@ -298,8 +301,8 @@ def log_probabilities(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.A
         return predictives.log_mean_field_2(mean, event_covariance(moments))
     assert var is not None
     if predictive is Predictive.PROBIT:
-        one, zero = predictives.log_probit(mean, var), predictives.log_probit(-mean, var)
-        return jnp.stack([zero, one], axis=-1)
+        zero = predictives.log_probit(-mean, var)
+        return jnp.stack([zero, predictives.log_probit(mean, var)], axis=-1)
     if predictive is Predictive.MEAN_FIELD_1:
         return predictives.log_mean_field_1(mean, var)
     return predictives.log_mean_field_0(mean, var)

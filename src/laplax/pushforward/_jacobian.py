@@ -11,7 +11,7 @@ from .._space import ParamSpace
 from .._traced import traced
 from .._tree import PyTree, one_of
 from ..curvature import Tapped, bytes_per_example, run_taps
-from ..structures import Group, Jacobian, Outer, Precision, SparseCoordinates, Structure
+from ..structures import Group, Jacobian, Outer, SparseCoordinates
 from ..taps import EmbeddingUse, MatmulUse, Program, layer_of
 
 
@@ -30,36 +30,39 @@ class TapJacobian(Jacobian):
     """J of a batch. Lives within one traced function: what is not asked for costs nothing."""
 
     def __init__(self, model: Model, params: PyTree, space: ParamSpace, input: PyTree) -> None:
-        self.model, self.params, self.space, self.input = model, params, space, input
+        self.model = model
+        self.params = params
+        self.space = space
+        self.input = input
         self.program = traced(model, params, one_of(input)).program
-        self.groups = tuple((where,) for where in space.slices.values())
-        self.shape = jax.tree.leaves(input)[0].shape[0], self.program.output_size
+        self.shape = (jax.tree.leaves(input)[0].shape[0], self.program.output_size)
+
+    @property
+    def array(self) -> jax.Array:
+        """By reverse mode: no taps are needed for all of J."""
+        return jacobian(self.model, self.params, self.space, self.input)
 
     @property
     @kept
     def tapped(self) -> Tapped:
         """Every output's gradient, pulled back to the taps."""
-        return run_taps(
-            self.program, self.model, self.params, self.space, self.input, _one_hot_columns
-        )
+        return run_taps(self.model, self.params, self.space, self.input, _one_hot_columns)
 
     def rows(self, group: Group) -> jax.Array:
         """Columns of J, (n, C, size)."""
         parts = [
             self.space.flatten_leaf(i, self._leaf_rows(i), batch_ndim=2)
-            for i in self._leaves(group)
+            for i in self._numbers(group)
         ]
         return jnp.concatenate(parts, axis=-1)
 
     def _leaf_rows(self, i: int) -> jax.Array:
-        shape, unused = self.space.shapes[i], not self.program.uses_of(i)
-        if unused and self.program.covered(i):
-            return jnp.zeros((*self.shape, *shape), self.space.dtype)
-        return self.tapped.rows(i, jax.ShapeDtypeStruct(shape, self.space.dtype))
+        rows = self.tapped.rows(i)
+        return jnp.broadcast_to(rows, (*self.shape, *rows.shape[2:]))
 
     def outer(self, group: Group) -> Outer | None:
         """a and g of the layer that owns these leaves, if one does."""
-        leaves = self._leaves(group)
+        leaves = self._numbers(group)
         layer = layer_of(self.program, leaves)
         if layer is None or any(self.space.elements[i] is not None for i in leaves):
             return None
@@ -70,7 +73,7 @@ class TapJacobian(Jacobian):
 
     def sparse(self, group: Group) -> SparseCoordinates | None:
         """The rows of a table that each example looks up."""
-        leaf, *others = self._leaves(group)
+        leaf, *others = self._numbers(group)
         taps = self.program.uses_of(leaf)
         use = self.program.uses[taps[0]] if len(taps) == 1 and not others else None
         if not isinstance(use, EmbeddingUse) or self.space.elements[leaf] is not None:
@@ -85,24 +88,22 @@ class TapJacobian(Jacobian):
 
     def _output_gradient(self, tap: int) -> jax.Array:
         """The product is the output: every example has the same g, the identity."""
-        use, struct = self.program.uses[tap], self.program.out_structs[tap]
+        use = self.program.uses[tap]
+        struct = self.program.out_structs[tap]
         assert isinstance(use, MatmulUse)
         size = math.prod(struct.shape)
         identity = jnp.eye(size, dtype=self.space.dtype).reshape(size, *struct.shape)
         return jax.vmap(use.out)(identity)[None]
 
-    def _leaves(self, group: Group) -> tuple[int, ...]:
-        number = {start: i for i, (start, _) in self.space.slices.items()}
-        return tuple(number[start] for start, _ in group)
+    def leaves(self, group: Group) -> Group:
+        return tuple(self.space.slices[i] for i in self._numbers(group))
 
-
-def jacobian_for(
-    user: Precision | Structure, model: Model, params: PyTree, space: ParamSpace, input: PyTree
-) -> jax.Array | Jacobian:
-    """J as its user takes it: in factors, so that rows of length P are not formed, or whole."""
-    if user.factored:
-        return TapJacobian(model, params, space, input)
-    return jacobian(model, params, space, input)
+    def _numbers(self, group: Group) -> tuple[int, ...]:
+        """The leaves that lie within these slices."""
+        slices = self.space.slices.items()
+        return tuple(
+            i for first, size in group for i, (start, _) in slices if first <= start < first + size
+        )
 
 
 def _one_hot_columns(f: jax.Array) -> jax.Array:

@@ -1,7 +1,6 @@
 """The posterior pushed through the network: moments and samples of the output."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from .._tree import PyTree, one_of
 from ..posterior import Posterior
 from ..structures import Precision, Structure
 from ._fields import Moments, Recipe
-from ._jacobian import jacobian_bytes, jacobian_for
+from ._jacobian import TapJacobian, jacobian_bytes
 
 
 def linear_moments(
@@ -31,14 +30,13 @@ def linear_moments(
     """f ~ N(f(x, theta*), J Lambda^-1 J^T): one Jacobian and one GEMM per structure."""
     del ensemble
     f = model.batch(input, posterior.mean)
-    precision: Any = posterior.precision
-    J = jacobian_for(precision, model, posterior.mean, posterior.space, input)
-    n, out = f.shape[0], f.shape[1:]
+    precision = posterior.precision
+    J = TapJacobian(model, posterior.mean, posterior.space, input)
     cov = None
     if recipe.needs_cov(fields):
         flat = precision.covariance(J)
         var = diagonal(flat)
-        cov = flat.reshape(n, *out, *out).astype(f.dtype)
+        cov = flat.reshape(*f.shape, *f.shape[1:]).astype(f.dtype)
     else:
         var = precision.marginal(J)
     samples = None
@@ -68,8 +66,10 @@ def nonlinear_moments(
         size = cost.activation_bytes * jax.tree.leaves(input)[0].shape[0]
         together = networks_at_once(size, cost.has_convolution, recipe.num_samples)
         samples = jax.lax.map(lambda p: model.batch(input, p), ensemble, batch_size=together)
-    mean, cov = jnp.mean(samples, axis=0), None
-    centred, freedom = samples - mean[None], recipe.num_samples - 1
+    mean = jnp.mean(samples, axis=0)
+    cov = None
+    centred = samples - mean[None]
+    freedom = recipe.num_samples - 1
     if "pred_cov" in fields:
         flat = centred.reshape(*samples.shape[:2], -1)
         out = samples.shape[2:]
@@ -100,19 +100,19 @@ def moments_of(recipe: Recipe) -> Callable[..., Moments]:
 
 def prediction_work(
     recipe: Recipe,
-    consumer: Precision | Structure,
+    curvature: Precision | Structure,
     shapes: Traced,
     space: ParamSpace,
     fields: Sequence[str],
 ) -> Work:
-    """The temporaries of one input: of its Jacobian, as `consumer` takes it, or a forward pass."""
+    """The temporaries of one input: of its Jacobian, as `curvature` reads it, or a forward pass."""
     outputs = shapes.cost.outputs
     activations = shapes.cost.activation_bytes
     linear = recipe.pushforward is Pushforward.LINEAR
     if not linear:
         size = 2 * activations + recipe.num_samples * outputs * 8
-    elif consumer.factored:
-        size = jacobian_bytes(shapes.program, space, outputs, activations, consumer.width)
+    elif curvature.width is not None:
+        size = jacobian_bytes(shapes.program, space, outputs, activations, curvature.width)
     else:
         size = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):

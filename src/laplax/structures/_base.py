@@ -3,12 +3,19 @@
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
+from ._coordinates import RowCoordinates
+from ._jacobian import Jacobian
+
 LOST = 2  # times eps: a number that is this share of those it was computed from has no digit left
+
+# Of a vector inside of U, round-off leaves eps outside, where its variance is eps^2 / tau: by more
+# than this share of 1 / (c s), the variance that it has, no posterior is given.
+ROUND_OFF = 1e-2
 
 
 class Precision(abc.ABC):
@@ -18,7 +25,6 @@ class Precision(abc.ABC):
     """
 
     prior: jax.Array
-    factored: ClassVar[bool] = False  # whether `covariance` and `marginal` take a `Jacobian` too
 
     @property
     @abc.abstractmethod
@@ -26,9 +32,9 @@ class Precision(abc.ABC):
         """The number of parameters, P."""
 
     @property
-    def width(self) -> int:
-        """How many columns J is multiplied with."""
-        return 0
+    def width(self) -> int | None:
+        """How many columns each factor of J is multiplied with; None if J is read as an array."""
+        return None
 
     @property
     def dimension(self) -> int | jax.Array:
@@ -66,15 +72,18 @@ class Precision(abc.ABC):
         """
         return True
 
-    def covariance(self, jacobian: jax.Array) -> jax.Array:
-        """J Lambda^-1 J^T for each of n Jacobians, shape (n, C, P) to (n, C, C)."""
-        half = self.scale_t_mv(jacobian.reshape(-1, self.size).T).T.reshape(jacobian.shape)
-        return jnp.einsum("ncp,ndp->ncd", half, half)
+    def covariance(self, J: Jacobian) -> jax.Array:
+        """J Lambda^-1 J^T for each of n Jacobians, shape (n, C, C)."""
+        return RowCoordinates(self._half(J)).gram()
 
-    def marginal(self, jacobian: jax.Array) -> jax.Array:
+    def marginal(self, J: Jacobian) -> jax.Array:
         """The diagonals of `covariance`, shape (n, C)."""
-        half = self.scale_t_mv(jacobian.reshape(-1, self.size).T)
-        return jnp.sum(jnp.square(half), axis=0).reshape(jacobian.shape[:-1])
+        return jnp.sum(jnp.square(self._half(J)), axis=-1)
+
+    def _half(self, J: Jacobian) -> jax.Array:
+        """J L, whose squares are variances."""
+        half = self.scale_t_mv(J.array.reshape(-1, self.size).T)
+        return half.T.reshape(*J.shape, -1)
 
     def prior_energy(self, offset: jax.Array) -> jax.Array:
         """v^T T v for the mean's distance v from the prior's mean."""
@@ -93,7 +102,7 @@ class Precision(abc.ABC):
         return jnp.sum(jnp.log(self.prior)) * (self.size if self.prior.ndim == 0 else 1)
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> jax.Array | Self:
         """L as this structure keeps it."""
         return self
 
@@ -109,9 +118,8 @@ class Projection(abc.ABC):
 
     def join(self, others: "Sequence[Projection]") -> "Projection":
         """This projection and those of further examples, as one."""
-        parts: list[Any] = [self, *others]
         joined = {
-            name: jax.tree.map(lambda *x: jnp.concatenate(x), *(getattr(p, name) for p in parts))
+            name: jnp.concatenate([getattr(x, name) for x in (self, *others)])
             for name in self.per_example
         }
         whole: Any = self
@@ -134,3 +142,8 @@ def columns(d: jax.Array, v: jax.Array) -> jax.Array:
 def t_mv(matrix: jax.Array, v: jax.Array) -> jax.Array:
     """M^T v. Outside of `jit`, `matrix.T` would be a copy, and a basis can be gigabytes."""
     return jnp.tensordot(matrix, v, axes=(0, 0))
+
+
+def resolves(ratio: jax.Array) -> jax.Array:
+    """Whether a largest precision of `ratio` times the smallest leaves digits of either."""
+    return ratio * float(jnp.finfo(ratio.dtype).eps) ** 2 <= ROUND_OFF

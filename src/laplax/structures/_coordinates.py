@@ -8,16 +8,22 @@ or only for one example at a time.
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 
+from .._engine.linalg import diagonal
 from .._engine.products import batched_matmul, each_example, few_examples
 from .._tree import pytree, static
 
 Map = Callable[[jax.Array], jax.Array]
+Group = tuple[tuple[int, int], ...]  # (start, size) of leaves in the flat vector
+
+# Below this share of |J|^2 the difference of two squares is dominated by round-off, which a weak
+# prior divides by tau: there the residual itself is formed.
+MIN_RESIDUAL_SHARE = 1 / 16
 
 
 class Coordinates(abc.ABC):
@@ -31,6 +37,22 @@ class Coordinates(abc.ABC):
     def covariance(self, d: jax.Array) -> jax.Array:
         """Shape (n, C, C)."""
 
+    def kept(self) -> "Coordinates":
+        """The same, for many products with it."""
+        return self
+
+    def join(self, others: Sequence[Self]) -> "Coordinates":
+        """These and those of further examples, as one."""
+        parts = [x.kept() for x in (self, *others)]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+
+
+class WholeCoordinates(Coordinates):
+    """Coordinates in a complete basis: they hold all of J, which can be multiplied further."""
+
+    def kept(self) -> "WholeCoordinates":
+        return self
+
     @abc.abstractmethod
     def gram(self) -> jax.Array:
         """J J^T, (n, C, C)."""
@@ -43,17 +65,24 @@ class Coordinates(abc.ABC):
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """R R^T for R = J - Z U^T, with U (size, R) and Z (n, C, R): (n, C, C)."""
 
-    @abc.abstractmethod
-    def join(self, others: Sequence[Any]) -> "Coordinates":
-        """These and those of further examples, as one."""
+    def split(self, basis: jax.Array) -> "SplitCoordinates":
+        """J in an orthonormal basis U (size, r), and what of it lies outside.
 
-    def kept(self) -> "Coordinates":
-        """The same, for many products with it."""
-        return self
+        With the residual R = J - J U U^T, R R^T = J J^T - Z Z^T for Z = J U needs no row of length
+        P, unless little of J is outside.
+        """
+        inner = self.matmul(basis)
+        if basis.shape[1] == basis.shape[0]:
+            return SplitCoordinates(inner, None)
+        whole = self.gram()
+        difference = whole - RowCoordinates(inner).gram()
+        enough = jnp.all(diagonal(difference) >= MIN_RESIDUAL_SHARE * diagonal(whole))
+        outside = jax.lax.cond(enough, lambda: difference, lambda: self.rest(basis, inner))
+        return SplitCoordinates(inner, outside)
 
 
 @pytree
-class RowCoordinates(Coordinates):
+class RowCoordinates(WholeCoordinates):
     """Rows, (n, C, size)."""
 
     rows: jax.Array
@@ -77,12 +106,9 @@ class RowCoordinates(Coordinates):
         """The rows are there already."""
         return RowCoordinates(self.rows - inner @ basis.T).gram()
 
-    def join(self, others: "Sequence[RowCoordinates]") -> "RowCoordinates":
-        return RowCoordinates(jnp.concatenate([self.rows, *(x.rows for x in others)]))
-
 
 @pytree
-class FactorCoordinates(Coordinates):
+class FactorCoordinates(WholeCoordinates):
     """Inputs a of a weight and gradients g of its outputs, at one position or at several."""
 
     a: jax.Array  # (n, B, [T,] I)
@@ -116,7 +142,8 @@ class OuterCoordinates(FactorCoordinates):
         return batched_matmul(jnp.square(self.a)[:, :, None], self._matrix(d))[:, :, 0]
 
     def marginal(self, d: jax.Array) -> jax.Array:
-        w, squares = self._weights(d), jnp.square(self.g)
+        w = self._weights(d)
+        squares = jnp.square(self.g)
         if self.shared:
             return jnp.einsum("nbo,cbo->nc", w, squares[0])
         return jnp.einsum("nbo,ncbo->nc", w, squares)
@@ -161,11 +188,11 @@ class OuterCoordinates(FactorCoordinates):
         examples = (self._factors(), inner)
         return few_examples(one, examples, entries=inner.shape[1] * basis.shape[0])
 
-    def join(self, others: "Sequence[OuterCoordinates]") -> "OuterCoordinates":
+    def join(self, others: Sequence[Self]) -> Coordinates:
         """More examples; a shared g stays one."""
-        parts = [self, *others]
-        g = self.g if self.shared else jnp.concatenate([x.g for x in parts])
-        return dataclasses.replace(self, a=jnp.concatenate([x.a for x in parts]), g=g)
+        if not self.shared:
+            return super().join(others)
+        return dataclasses.replace(self, a=jnp.concatenate([x.a for x in (self, *others)]))
 
 
 @pytree
@@ -183,8 +210,7 @@ class PositionCoordinates(FactorCoordinates):
             factors, more = of_example
             return fn(jnp.einsum("bti,cbto->bico", *self._both(factors)), *more)
 
-        examples = (self._factors(), more)
-        return each_example(one, examples)
+        return each_example(one, (self._factors(), more))
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d."""
@@ -240,9 +266,6 @@ class PositionCoordinates(FactorCoordinates):
         back = jax.linear_transpose(self.to_matrix, flat)  # it only rearranges
         return RowCoordinates(jax.vmap(jax.vmap(lambda x: back(x)[0]))(rows))
 
-    def join(self, others: "Sequence[PositionCoordinates]") -> RowCoordinates:
-        return self.kept().join([x.kept() for x in others])
-
 
 def _in_line(rows: jax.Array) -> jax.Array:
     """(B, I, C, O) to (C, size)."""
@@ -250,7 +273,7 @@ def _in_line(rows: jax.Array) -> jax.Array:
 
 
 @pytree
-class SparseCoordinates(Coordinates):
+class SparseCoordinates(WholeCoordinates):
     """Rows whose columns differ from example to example; a column that comes again is zero."""
 
     rows: jax.Array  # (n, C, S)
@@ -282,10 +305,68 @@ class SparseCoordinates(Coordinates):
 
         return jax.lax.map(one, (self.rows, self.index, inner))
 
-    def join(self, others: "Sequence[SparseCoordinates]") -> "SparseCoordinates":
-        parts = [self, *others]
-        index = jnp.concatenate([x.index for x in parts])
-        return SparseCoordinates(jnp.concatenate([x.rows for x in parts]), index)
-
     def _own(self, d: jax.Array) -> jax.Array:
         return jnp.take(d, self.index, axis=0, mode="clip")
+
+
+@pytree
+class LeafCoordinates(WholeCoordinates):
+    """J leaf by leaf, for d in the order of `groups`."""
+
+    leaves: tuple[WholeCoordinates, ...]
+    groups: tuple[Group, ...] = static()
+
+    def marginal(self, d: jax.Array) -> jax.Array:
+        return total(x.marginal(take(d, group)) for x, group in self._pairs())
+
+    def covariance(self, d: jax.Array) -> jax.Array:
+        return total(x.covariance(take(d, group)) for x, group in self._pairs())
+
+    def gram(self) -> jax.Array:
+        return total(x.gram() for x in self.leaves)
+
+    def matmul(self, matrix: jax.Array) -> jax.Array:
+        return total(x.matmul(take(matrix, group)) for x, group in self._pairs())
+
+    def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
+        return total(x.rest(take(basis, group), inner) for x, group in self._pairs())
+
+    def kept(self) -> "LeafCoordinates":
+        return dataclasses.replace(self, leaves=tuple(x.kept() for x in self.leaves))
+
+    def join(self, others: Sequence[Self]) -> "LeafCoordinates":
+        pairs = zip(self.leaves, *(x.leaves for x in others), strict=True)
+        return dataclasses.replace(self, leaves=tuple(x.join(more) for x, *more in pairs))
+
+    def _pairs(self) -> Iterator[tuple[WholeCoordinates, Group]]:
+        return zip(self.leaves, self.groups, strict=True)
+
+
+@pytree
+class SplitCoordinates(Coordinates):
+    """J in a basis, and what lies outside of it: the last entry of d weighs all of that."""
+
+    rows: jax.Array  # J U, (n, C, r)
+    outside: jax.Array | None  # R R^T, (n, C, C), of the residual; None if U is complete
+
+    def marginal(self, d: jax.Array) -> jax.Array:
+        inside = RowCoordinates(self.rows).marginal(d[: self.rows.shape[-1]])
+        return inside if self.outside is None else inside + diagonal(self.outside) * d[-1]
+
+    def covariance(self, d: jax.Array) -> jax.Array:
+        inside = RowCoordinates(self.rows).covariance(d[: self.rows.shape[-1]])
+        return inside if self.outside is None else inside + self.outside * d[-1]
+
+
+def take(v: jax.Array, group: Group) -> jax.Array:
+    """The entries of one part of the flat vector, or the rows of one part of a matrix."""
+    if group == ((0, len(v)),):
+        return v
+    parts = [jax.lax.slice_in_dim(v, start, start + size) for start, size in group]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def total(parts: Iterable[jax.Array]) -> jax.Array:
+    """The sum of one or more arrays."""
+    first, *others = parts
+    return sum(others, first)

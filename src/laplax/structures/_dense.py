@@ -1,7 +1,6 @@
 """The posterior precision of a dense curvature, by Cholesky."""
 
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from .._engine.linalg import cho_solve, cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import LOST, Precision
-from ._jacobian import Jacobian, as_jacobian, matmul
+from ._jacobian import Jacobian
 
 
 @pytree
@@ -18,7 +17,6 @@ class DensePrecision(Precision):
 
     cholesky: jax.Array
     prior: jax.Array
-    factored: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
@@ -44,22 +42,11 @@ class DensePrecision(Precision):
         """Column norms of C^-1."""
         return jnp.sum(jnp.square(self._inverse_factor), axis=0)
 
-    def covariance(self, jacobian: jax.Array | Jacobian) -> jax.Array:
-        """Both sides through the root."""
-        half = self._half(jacobian)
-        return jnp.einsum("ncp,ndp->ncd", half, half)
-
-    def marginal(self, jacobian: jax.Array | Jacobian) -> jax.Array:
-        return jnp.sum(jnp.square(self._half(jacobian)), axis=-1)
-
-    def _half(self, jacobian: jax.Array | Jacobian) -> jax.Array:
+    def _half(self, J: Jacobian) -> jax.Array:
         """J C^-T, (n, C, P): a solve for a few rows; for many, factors of J times the inverse."""
-        J = as_jacobian(jacobian)
         if math.prod(J.shape) > self.size:
-            return matmul(J, self.scale)
-        rows = jnp.concatenate([J.rows(group) for group in J.groups], axis=-1)
-        half = self.scale_t_mv(rows.reshape(-1, self.size).T)
-        return half.T.reshape(rows.shape)
+            return J.coordinates(((0, self.size),)).matmul(self.scale)
+        return super()._half(J)
 
     def logdet_ratio(self) -> jax.Array:
         """Sum of 2 log C_ii - log t_i."""

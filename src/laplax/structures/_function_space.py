@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .._engine.linalg import cholesky, diagonal, solve_triangular
 from .._tree import pytree
 from ._base import Precision, Projection, columns
+from ._jacobian import Jacobian
 from ._structure import Structure
 
 TOLERANCE = 1e-3  # a bound exceeded by less than this share is kept by shrinking, not by dropping
@@ -82,14 +83,15 @@ class Truncated:
 
     def covariance(self, coordinates: jax.Array) -> jax.Array:
         """Of what is seen through coordinates J B, (n, C, r) to (n, C, C)."""
-        half = self._half(coordinates)
+        half = self.half(coordinates)
         return jnp.einsum("ncr,ndr->ncd", half, half)
 
     def marginal(self, coordinates: jax.Array) -> jax.Array:
         """The diagonals of `covariance`, (n, C)."""
-        return jnp.sum(jnp.square(self._half(coordinates)), axis=-1)
+        return jnp.sum(jnp.square(self.half(coordinates)), axis=-1)
 
-    def _half(self, coordinates: jax.Array) -> jax.Array:
+    def half(self, coordinates: jax.Array) -> jax.Array:
+        """R^T applied to the last axis of coordinates."""
         half = self.root_t(coordinates.reshape(-1, coordinates.shape[-1]).T)
         return half.T.reshape(coordinates.shape)
 
@@ -149,8 +151,8 @@ class FunctionSpace(Structure):
         """It is small as it is."""
         return self
 
-    def project(self, jacobian: jax.Array) -> "FunctionSpaceProjection":
-        scaled = (jacobian @ self.basis) / self.singular[None, None]
+    def project(self, J: Jacobian) -> "FunctionSpaceProjection":
+        scaled = (J.array @ self.basis) / self.singular[None, None]
         return FunctionSpaceProjection(scaled, self.core)
 
 
@@ -209,13 +211,9 @@ class FunctionSpacePrecision(Precision):
         """Rows of the scale squared."""
         return jnp.sum(jnp.square(self.scale), axis=-1)
 
-    def covariance(self, jacobian: jax.Array) -> jax.Array:
+    def _half(self, J: Jacobian) -> jax.Array:
         """Through the basis: J U is narrower than J."""
-        return self.posterior.covariance(self.structure.project(jacobian).coordinates)
-
-    def marginal(self, jacobian: jax.Array) -> jax.Array:
-        """Through the basis."""
-        return self.posterior.marginal(self.structure.project(jacobian).coordinates)
+        return self.posterior.half(self.structure.project(J).coordinates)
 
     def logdet_ratio(self) -> jax.Array:
         """log det (I + c / tau A0^-1/2 B^T G B A0^-1/2), nothing truncated."""

@@ -1,23 +1,21 @@
-"""How G is kept: the base class, and the two structures that every other one can become."""
+"""How G is kept: the base classes, and the two structures that every other one can become."""
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from .._engine.linalg import diagonal, eigh
 from .._tree import pytree, static
-from ._base import Precision, Projection, columns, t_mv
+from ._base import Precision, Projection, resolves
+from ._blocks import Block, DenseBlock
+from ._coordinates import Group
 from ._dense import dense_precision
+from ._eigen import Eigenbasis, EigenPrecision, EigenProjection
 from ._jacobian import Jacobian
-from ._low_rank import (
-    IsotropicLowRank,
-    SpectralProjection,
-    general_low_rank,
-    spectral_projection,
-)
+from ._low_rank import general_low_rank
 
 
 class Structure(abc.ABC):
@@ -26,8 +24,10 @@ class Structure(abc.ABC):
     A new structure needs `size` and `mv`; every other answer has a dense default.
     """
 
-    factored: ClassVar[bool] = False  # whether `project` takes a `Jacobian` too
     own_prior: ClassVar[bool] = False  # whether the prior is inside, and `prior_prec` scales it
+
+    # Whether `state["scale"]` is the (P, P) array that "full" promises, however G is kept.
+    dense_scale: bool = False
 
     @property
     @abc.abstractmethod
@@ -39,12 +39,12 @@ class Structure(abc.ABC):
         """G v, for v of shape (P,) or (P, k)."""
 
     @property
-    def width(self) -> int:
-        """How many columns J is multiplied with."""
-        return 0
+    def width(self) -> int | None:
+        """How many columns each factor of J is multiplied with; None if J is read as an array."""
+        return None
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> jnp.dtype:
         """The dtype of the numbers it holds."""
         return jax.tree.leaves(self)[0].dtype
 
@@ -77,9 +77,9 @@ class Structure(abc.ABC):
         values, vectors = eigh(self.to_dense())
         return LowRank(vectors, jnp.maximum(values, 0))
 
-    def project(self, jacobian: jax.Array) -> Projection:
-        """Push the eigenbasis through Jacobians (n, C, P)."""
-        return self.spectral().project(jacobian)
+    def project(self, J: Jacobian) -> Projection:
+        """Push the eigenbasis through Jacobians."""
+        return self.spectral().project(J)
 
 
 @pytree
@@ -87,6 +87,7 @@ class Dense(Structure):
     """G as a (P, P) array."""
 
     matrix: jax.Array
+    dense_scale = True
 
     @property
     def size(self) -> int:
@@ -99,9 +100,32 @@ class Dense(Structure):
         return self.matrix
 
 
+class Eigen(Eigenbasis, Structure):
+    """G in its eigenbasis: blocks Q diag(e) Q^T over groups of leaves."""
+
+    def mv(self, v: jax.Array) -> jax.Array:
+        return self.apply(self.spectrum, v)
+
+    def diagonal(self) -> jax.Array:
+        return self.squares(self.spectrum)
+
+    def spectral(self) -> "Eigen":
+        """It is in its eigenbasis."""
+        return self
+
+    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
+        """c e + t, t being the prior of the block."""
+        return EigenPrecision(self, c, prior)
+
+    def project(self, J: Jacobian) -> EigenProjection:
+        """The Jacobians in the eigenbasis, where G is diagonal."""
+        coordinates = tuple(x.kept() for x in self.coordinates(J))
+        return EigenProjection(coordinates, tuple(self.spectrum))
+
+
 @pytree
-class LowRank(Structure):
-    """G ~= U diag(S) U^T, U of shape (P, R) orthonormal, S >= 0.
+class LowRank(Eigen):
+    """G ~= U diag(e) U^T, U of shape (P, r) orthonormal, e >= 0.
 
     `dense_scale` marks an exact full curvature kept on its smaller side (fewer rows than
     parameters): its `state["scale"]` is then the (P, P) array that "full" promises.
@@ -110,11 +134,10 @@ class LowRank(Structure):
     basis: jax.Array
     eigenvalues: jax.Array
     dense_scale: bool = static(default=False)
-    factored: ClassVar[bool] = True
 
-    @property
-    def size(self) -> int:
-        return self.basis.shape[-2]
+    def parts(self) -> list[tuple[Block, Group]]:
+        block = DenseBlock(self.eigenvalues, self.basis)
+        return [(block, ((0, self.basis.shape[-2]),))]
 
     @property
     def rank(self) -> int:
@@ -125,30 +148,18 @@ class LowRank(Structure):
     def width(self) -> int:
         return self.rank
 
-    def mv(self, v: jax.Array) -> jax.Array:
-        return self.basis @ columns(self.eigenvalues, t_mv(self.basis, v))
-
-    def diagonal(self) -> jax.Array:
-        """Rows of U squared, weighted by S."""
-        return jnp.square(self.basis) @ self.eigenvalues
-
     def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
-        """Elementwise in the basis for T = tau I; by an R x R Cholesky for a general T."""
+        """Elementwise in the basis for T = tau I; by an r x r Cholesky for a general T."""
         if prior.ndim == 0:
-            return IsotropicLowRank(self.basis, c * self.eigenvalues, prior, self.dense_scale)
-        return general_low_rank(
-            self.basis, self.eigenvalues, c, prior, dense_scale=self.dense_scale
-        )
+            return super().precision(c, prior)
+        return general_low_rank(self.basis, self.eigenvalues, c, prior)
 
     def times(self, scale: float | jax.Array) -> "LowRank":
-        """Its eigenvalues times the scale."""
         eigenvalues = jnp.asarray(scale, self.dtype) * self.eigenvalues
         return LowRank(self.basis, eigenvalues, dense_scale=self.dense_scale)
 
-    def spectral(self) -> "LowRank":
-        """It is in its eigenbasis."""
-        return self
-
-    def project(self, jacobian: jax.Array | Jacobian) -> SpectralProjection:
-        """J U, and the rest of J, which lies outside of U."""
-        return spectral_projection(jacobian, self.basis, self.eigenvalues)
+    def is_resolved(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+        """By the largest precision beside the smallest."""
+        values = c * self.eigenvalues
+        smallest = jnp.min(values) + prior if self.rank == self.size else prior
+        return resolves(jnp.max(values) / smallest)
