@@ -11,7 +11,8 @@ import numpy as np
 
 from .._engine.memo import kept
 from ._program import Program
-from ._uses import LinearUse, MatmulUse, transpose_map
+from ._rearrangement import JoinBias, SplitBias, rearrangements_of_bias, rearrangements_of_view
+from ._uses import LinearUse, MatmulUse
 
 Map = Callable[[jax.Array], jax.Array]
 
@@ -41,8 +42,7 @@ class Layer:
 def find_layers(program: Program, joint_bias: bool) -> tuple[Layer, ...]:
     """Every weight all of which is used, in exactly one product; with its bias if it is to join.
 
-    Cached, so that the rearrangements of a layer are the same objects in every fit: they are
-    static parts of the structures, and programs are looked up by them.
+    Cached: the view of every weight is traced.
     """
     layers = []
     for i, leaf in enumerate(program.leaves):
@@ -93,36 +93,18 @@ def _make_layer(
     tap: int, use: MatmulUse, i: int, leaf: Any, bias: tuple[int, np.ndarray] | None
 ) -> Layer:
     groups, inputs, outputs = use.matrix_shape(leaf)
-
-    def weight_matrix(v: jax.Array) -> jax.Array:
-        return use.weight(v[: leaf.size].reshape(leaf.shape)).astype(v.dtype)
-
-    def weight_vector(matrix: jax.Array) -> jax.Array:
-        like = jax.ShapeDtypeStruct(leaf.shape, matrix.dtype)
-        return transpose_map(use.weight, like, matrix).reshape(-1)
-
+    to_matrix, from_matrix = rearrangements_of_view(use.weight, leaf)
     if bias is None:
-        shape = (groups, inputs, outputs)
-        return Layer(tap, (i,), shape, weight_matrix, weight_vector)
-    order = bias[1]
-    inverse = np.argsort(order)
-
-    def to_matrix(v: jax.Array) -> jax.Array:
-        row = _permuted(v[leaf.size :], order).reshape(1, 1, -1)
-        return jnp.concatenate([weight_matrix(v), row], axis=1)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        return jnp.concatenate([weight_vector(matrix[:, :-1]), _permuted(matrix[0, -1], inverse)])
-
-    shape = (groups, inputs + 1, outputs)
-    return Layer(tap, (i, bias[0]), shape, to_matrix, from_matrix, has_bias=True)
-
-
-def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
-    """v[order]; most biases lie in order already, and nothing is gathered for them."""
-    if np.array_equal(order, np.arange(order.size)):
-        return v
-    return v[order]
+        return Layer(tap, (i,), (groups, inputs, outputs), to_matrix, from_matrix)
+    to_row, from_row = rearrangements_of_bias(bias[1])
+    return Layer(
+        tap=tap,
+        leaves=(i, bias[0]),
+        shape=(groups, inputs + 1, outputs),
+        to_matrix=JoinBias(to_matrix, to_row, leaf.size),
+        from_matrix=SplitBias(from_matrix, from_row),
+        has_bias=True,
+    )
 
 
 @kept
@@ -146,13 +128,6 @@ def _bias_layer(program: Program, layer: Layer) -> Layer:
     found = find_bias(program, layer.tap, use)
     assert found is not None
     leaf, order = found
-    inverse = np.argsort(order)
-
-    def to_matrix(v: jax.Array) -> jax.Array:
-        return _permuted(v, order).reshape(1, 1, -1)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        return _permuted(matrix[0, 0], inverse)
-
-    shape = (1, 1, len(order))
-    return Layer(layer.tap, (leaf,), shape, to_matrix, from_matrix, False, has_bias=True)
+    to_row, from_row = rearrangements_of_bias(order)
+    shape = (1, 1, order.size)
+    return Layer(layer.tap, (leaf,), shape, to_row, from_row, has_weight=False, has_bias=True)
