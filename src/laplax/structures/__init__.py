@@ -5,6 +5,7 @@ from .._tree import static as static
 from ._base import Precision as Precision
 from ._base import Projection as Projection
 from ._blocks import BlockDiagonal as BlockDiagonal
+from ._blocks import BlockPrecision as BlockPrecision
 from ._blocks import DenseBlock as DenseBlock
 from ._blocks import DiagonalBlock as DiagonalBlock
 from ._blocks import KroneckerBlock as KroneckerBlock
@@ -14,9 +15,13 @@ from ._diagonal import Diagonal as Diagonal
 from ._diagonal import DiagonalPrecision as DiagonalPrecision
 from ._function_space import Core as Core
 from ._function_space import FunctionSpace as FunctionSpace
+from ._function_space import FunctionSpacePrecision as FunctionSpacePrecision
+from ._function_space import Truncated as Truncated
 from ._jacobian import Group as Group
 from ._jacobian import Jacobian as Jacobian
 from ._jacobian import Outer as Outer
+from ._low_rank import GeneralLowRank as GeneralLowRank
+from ._low_rank import IsotropicLowRank as IsotropicLowRank
 from ._structure import Dense as Dense
 from ._structure import LowRank as LowRank
 from ._structure import Structure as Structure
