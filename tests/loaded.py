@@ -12,13 +12,15 @@ from cases import mlp_fn, random
 
 def predictions(loaded):
     """Numbers of a posterior or predictive that depend on all of it."""
-    x = random(5, 2, seed=11)
+    arguments = {"prior_prec": 2.0}
     if isinstance(loaded, tuple):
         arguments, loaded = loaded
+    if isinstance(loaded, laplax.PosteriorFn):
+        loaded = loaded.predictive()
+    if isinstance(loaded, laplax.SetProbPredictive):
         loaded = loaded(arguments)
-    elif not isinstance(loaded, laplax.ProbPredictive):
-        loaded = getattr(loaded, "predictive", lambda: loaded)()({"prior_prec": 2.0})
-    return {name: np.asarray(value) for name, value in loaded(x).items()}
+    prediction = loaded(random(5, 2, seed=11))
+    return {name: np.asarray(value) for name, value in prediction.items()}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import pytest
 import laplax
 import models
 from cases import random
-from conftest import users_environment
+from conftest import COMPILE_AS_USERS
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # Run without the library: what it needs is in the folder.
 SERVER = """
@@ -44,7 +46,7 @@ def make_params(shapes):
 
 
 @pytest.fixture(scope="module")
-def predictives():
+def predictives(quick_compilation):
     cnn = make_params(
         {"k1": (3, 3, 2, 4), "k2": (2, 2, 2, 6), "s": (4,), "b": (4,), "w": (6, 3), "c": (3,)}
     )
@@ -95,13 +97,17 @@ def test_a_process_without_the_library_predicts_the_same(predictives, tmp_path):
             stored |= {f"array_{i:03}": x for i, x in enumerate(predictive.arrays)}
         np.savez(tmp_path / f"{name}.npz", input=input, **stored)
     packages = [path for path in sys.path if path.endswith("site-packages")]
-    (tmp_path / "jax").mkdir()
+    settings = {
+        "PYTHONPATH": os.pathsep.join(packages),
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(int(not COMPILE_AS_USERS)),
+    }
     done = subprocess.run(
         [sys.executable, "-S", "-c", SERVER, str(tmp_path)],
         capture_output=True,
         text=True,
-        cwd=tmp_path / "jax",
-        env={**users_environment(), "PYTHONPATH": os.pathsep.join(packages)},
+        cwd=tmp_path,
+        env={**os.environ, **settings},
         check=False,
     )
     assert done.returncode == 0, done.stderr
