@@ -22,6 +22,7 @@ from ._pipeline import effective_parameters as effective_parameters
 from ._pipeline import evaluation as evaluation
 from ._pipeline import log_marginal_likelihood as log_marginal_likelihood
 from ._pipeline import predictive as predictive
+from ._version import __version__ as __version__
 from .calibration import CalibrationWarning as CalibrationWarning
 from .calibration import GradientDescent as GradientDescent
 from .calibration import GridSearch as GridSearch
@@ -44,12 +45,21 @@ if TYPE_CHECKING:
     from ._report import Report as Report
     from ._report import report as report
     from ._shard import shard as shard
+    from .files import FileError as FileError
+    from .files import load as load
+    from .files import save as save
     from .fsp import fsp_laplace as fsp_laplace
 
-__version__ = "0.1.0"
-
 # What not every program needs is loaded when it is asked for: a quarter of the import.
-_LATER = {"Report": "._report", "report": "._report", "fsp_laplace": ".fsp", "shard": "._shard"}
+_LATER = {
+    "FileError": ".files",
+    "Report": "._report",
+    "fsp_laplace": ".fsp",
+    "load": ".files",
+    "report": "._report",
+    "save": ".files",
+    "shard": "._shard",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ._batching import check_independent
 from ._data import Batch, Form, Loader, as_data
 from ._engine.chunks import MEMORY_BUDGET, cut
-from ._engine.loops import map_parts
+from ._engine.loops import join, map_parts
 from ._engine.memo import WeakInside, kept
 from ._flow import reaches
 from ._model import Model, check_signature
@@ -95,7 +95,7 @@ def last_layer_features(
             label="features",
             progress=progress if batch is checked else False,  # a loader has a bar of its own
         )
-        parts.append(dataclasses.replace(batch, input=jnp.concatenate(list(features))))
+        parts.append(dataclasses.replace(batch, input=join(list(features), batch.input)))
     return head, _as_dict(jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts))
 
 

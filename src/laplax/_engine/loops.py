@@ -47,7 +47,7 @@ def map_over(
     shards = shards_of(batch)
     if not _by_python(chunks, batch, shards):
         return _map_inside(owner, fn, chunks.size, static, shards, batch, args)
-    return join(list(_parts(fn, batch, chunks.size, shards, owner, args, static)), shards)
+    return _joined(list(_parts(fn, batch, chunks.size, shards, owner, args, static)), shards)
 
 
 def map_parts(
@@ -69,8 +69,12 @@ def map_parts(
     yield from progress_bar(parts, count, label, progress)
 
 
-def join(parts: list[Any], shards: Shards | None = None) -> Any:
-    """Chunks of `map_parts`, one after the other as the examples are."""
+def join(parts: list[Any], batch: PyTree) -> Any:
+    """What `map_parts` gave for a batch, one after the other as its examples are."""
+    return _joined(parts, shards_of(batch))
+
+
+def _joined(parts: list[Any], shards: Shards | None = None) -> Any:
     if len(parts) == 1:
         return parts[0]
     if shards is None:
@@ -201,7 +205,7 @@ def _map_of_chunks(step: Step, batch: PyTree, size: int) -> Any:
     done = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(step, head))
     if whole == count:
         return done
-    return join([done, step(jax.tree.map(lambda x: x[whole:], batch))])
+    return _joined([done, step(jax.tree.map(lambda x: x[whole:], batch))])
 
 
 @functools.partial(model_jit, static_argnums=(1, 2, 3, 4, 5))

@@ -6,6 +6,7 @@ from ._fields import make_fields as make_fields
 from ._fields import make_recipe as make_recipe
 from ._jacobian import TapJacobian as TapJacobian
 from ._jacobian import jacobian as jacobian
+from ._moments import draw_ensemble as draw_ensemble
 from ._moments import prediction_work as prediction_work
 from ._prediction import FIELDS as FIELDS
 from ._prediction import Prediction as Prediction

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 
 from .._data import Form
 from .._engine.arrays import is_concrete
-from .._engine.chunks import MEMORY_BUDGET, cut
+from .._engine.chunks import MEMORY_BUDGET, Chunks, cut
 from .._engine.loops import map_over
 from .._engine.memo import WeakInside, model_jit
 from .._model import Model
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFamily
+from ._export import any_batch, exported, fixed_batch, in_chunks
 from ._fields import Recipe, make_fields
 from ._input import check_input, check_shapes
 from ._jacobian import jacobian
@@ -60,6 +61,55 @@ class ProbPredictive(WeakInside):
         second = first if other is None else self._as_batch(other)[0]
         return _kernel(self, first, second)
 
+    def export(
+        self,
+        example_input: PyTree,
+        fields: Sequence[str] | None = None,
+        *,
+        symbolic_batch: bool = True,
+        include_arrays: bool = True,
+        platforms: Sequence[str] | None = None,
+    ) -> bytes:
+        """This predictive as a program of `jax.export`, for processes without this library.
+
+        There, `jax.export.deserialize(program).call(batch)` returns a dict of fields. A random key
+        is part of the program: every call has the same draws, as here.
+
+        Args:
+            example_input: A batch as the program will get it, or one input. Its length is that of
+                the chunks in which the program works, or less if the memory budget asks for it.
+            fields: As for a call.
+            symbolic_batch: Accept batches of every length, in a loop over chunks. A program for
+                batches of the example's length alone has no loop: on a CPU, convolutions are
+                several times faster in it.
+            include_arrays: Whether weights and posterior are part of the program. Otherwise it is
+                called with them, `call(arrays, batch)`, as `prob_predictive.arrays` lists them.
+            platforms: Where it will run, such as `["cpu", "cuda"]`; this platform by default.
+        """
+        names = self.recipe.check_fields(self.recipe.default_fields if fields is None else fields)
+        batch, _ = self._as_batch(example_input)
+        leaves, treedef = jax.tree.flatten(self)
+        size = _chunks(self, batch, names).size
+
+        def program(*given: Any) -> dict[str, jax.Array]:
+            rest = iter(() if include_arrays else given[0])
+            known = [x if include_arrays or _is_key(x) else next(rest) for x in leaves]
+            predictive = jax.tree.unflatten(treedef, known)
+
+            def step(part: PyTree) -> dict[str, jax.Array]:
+                return dict(_predict_chunk(part, predictive, names))
+
+            predicted = in_chunks(step, size, given[-1]) if symbolic_batch else step(given[-1])
+            return dict(_with_samples_axis(Prediction(predicted), 1, 0))
+
+        shapes = any_batch(batch) if symbolic_batch else fixed_batch(batch)
+        return exported(program, shapes, None if include_arrays else self.arrays, platforms)
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """Weights and posterior, as an exported program without them takes them."""
+        return [x for x in jax.tree.leaves(self) if not _is_key(x)]
+
     def _as_batch(self, input: PyTree) -> tuple[PyTree, bool]:
         arrays = check_input(input, self.form)
         more = [x.ndim - s.ndim for x, s in zip(arrays, self.form.structs, strict=True)]
@@ -78,14 +128,25 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
             posterior, predictive.recipe, predictive.memory_budget, predictive.key
         )
         predictive = dataclasses.replace(predictive, ensemble=ensemble)
+    chunks = _chunks(predictive, batch, fields, in_trace=not is_concrete(predictive, batch))
+    prediction = map_over(_predict_chunk, batch, chunks, predictive, static=fields)
+    return _with_samples_axis(prediction, 1, 0)
+
+
+def _chunks(
+    predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...], in_trace: bool = True
+) -> Chunks:
+    posterior = predictive.posterior
     shapes = traced(predictive.model, posterior.mean, one_of(batch))
     precision = posterior.precision
     work = prediction_work(predictive.recipe, precision, shapes, posterior.space, fields)
     count = jax.tree.leaves(batch)[0].shape[0]
-    in_trace = not is_concrete(predictive, batch)
-    chunks = cut(work, count, predictive.memory_budget, in_trace=in_trace)
-    prediction = map_over(_predict_chunk, batch, chunks, predictive, static=fields)
-    return _with_samples_axis(prediction, 1, 0)
+    return cut(work, count, predictive.memory_budget, in_trace=in_trace)
+
+
+def _is_key(x: jax.Array) -> bool:
+    """A key that is an array of numbers counts as one of them."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _predict_chunk(part: PyTree, p: ProbPredictive, fields: tuple[str, ...]) -> Prediction:

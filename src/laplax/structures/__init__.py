@@ -15,9 +15,12 @@ from ._dense import DensePrecision as DensePrecision
 from ._eigen import EigenPrecision as EigenPrecision
 from ._function_space import Core as Core
 from ._function_space import FunctionSpace as FunctionSpace
+from ._function_space import FunctionSpacePrecision as FunctionSpacePrecision
+from ._function_space import Truncated as Truncated
 from ._jacobian import DenseJacobian as DenseJacobian
 from ._jacobian import Jacobian as Jacobian
 from ._jacobian import Outer as Outer
+from ._low_rank import GeneralLowRank as GeneralLowRank
 from ._structure import Dense as Dense
 from ._structure import LowRank as LowRank
 from ._structure import Structure as Structure

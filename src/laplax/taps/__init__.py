@@ -9,6 +9,9 @@ from ._origin import PRODUCTS as PRODUCTS
 from ._origin import Meeting as Meeting
 from ._program import Program as Program
 from ._program import trace_taps as trace_taps
+from ._rearrangement import JoinBias as JoinBias
+from ._rearrangement import Rearrangement as Rearrangement
+from ._rearrangement import SplitBias as SplitBias
 from ._uses import EmbeddingUse as EmbeddingUse
 from ._uses import LinearUse as LinearUse
 from ._uses import MatmulUse as MatmulUse

@@ -11,7 +11,8 @@ import numpy as np
 
 from .._engine.memo import kept
 from ._program import Program
-from ._uses import LinearUse, Map, MatmulUse, transpose_map
+from ._rearrangement import JoinBias, SplitBias, rearrangements_of_bias, rearrangements_of_view
+from ._uses import LinearUse, Map, MatmulUse
 
 
 @jax.tree_util.register_static
@@ -51,8 +52,7 @@ def layer_of(program: Program, leaves: tuple[int, ...]) -> Layer | None:
 def _all_layers(program: Program) -> tuple[tuple[Layer, ...], ...]:
     """Weights alone, weights with the biases that they have, and those biases alone.
 
-    Remembered, so that the rearrangements of a layer are the same objects in every fit: they are
-    static parts of the structures, and programs are looked up by them.
+    Remembered, as the view of every weight is traced.
     """
     apart = []
     joint = []
@@ -109,13 +109,7 @@ def find_bias(program: Program, tap: int, use: MatmulUse) -> tuple[int, np.ndarr
 
 
 def _weight_layer(tap: int, use: MatmulUse, i: int, leaf: jax.ShapeDtypeStruct) -> Layer:
-    def to_matrix(v: jax.Array) -> jax.Array:
-        return use.weight(v.reshape(leaf.shape)).astype(v.dtype)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        like = jax.ShapeDtypeStruct(leaf.shape, matrix.dtype)
-        return transpose_map(use.weight, like, matrix).reshape(-1)
-
+    to_matrix, from_matrix = rearrangements_of_view(use.weight, leaf)
     return Layer(tap, (i,), use.matrix_shape, to_matrix, from_matrix)
 
 
@@ -125,40 +119,19 @@ def _bias_layer(program: Program, tap: int, use: MatmulUse) -> Layer | None:
     if found is None:
         return None
     leaf, order = found
-    inverse = np.argsort(order)
-
-    def to_matrix(v: jax.Array) -> jax.Array:
-        return _permuted(v, order).reshape(1, 1, -1)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        return _permuted(matrix[0, 0], inverse)
-
-    shape = (1, 1, len(order))
-    return Layer(tap, (leaf,), shape, to_matrix, from_matrix, has_weight=False, has_bias=True)
+    to_row, from_row = rearrangements_of_bias(order)
+    shape = (1, 1, order.size)
+    return Layer(tap, (leaf,), shape, to_row, from_row, has_weight=False, has_bias=True)
 
 
 def _joint_layer(weight: Layer, bias: Layer, size: int) -> Layer:
     """A weight of `size` entries, with its bias as the last row."""
-
-    def to_matrix(v: jax.Array) -> jax.Array:
-        parts = [weight.to_matrix(v[:size]), bias.to_matrix(v[size:])]
-        return jnp.concatenate(parts, axis=1)
-
-    def from_matrix(matrix: jax.Array) -> jax.Array:
-        parts = [weight.from_matrix(matrix[:, :-1]), bias.from_matrix(matrix[:, -1:])]
-        return jnp.concatenate(parts)
-
     groups, inputs, outputs = weight.shape
     return Layer(
         tap=weight.tap,
         leaves=weight.leaves + bias.leaves,
         shape=(groups, inputs + 1, outputs),
-        to_matrix=to_matrix,
-        from_matrix=from_matrix,
+        to_matrix=JoinBias(weight.to_matrix, bias.to_matrix, size),
+        from_matrix=SplitBias(weight.from_matrix, bias.from_matrix),
         has_bias=True,
     )
-
-
-def _permuted(v: jax.Array, order: np.ndarray) -> jax.Array:
-    """v[order]; most biases lie in order already, and nothing is gathered for them."""
-    return v if np.array_equal(order, np.arange(order.size)) else v[order]

@@ -1,0 +1,65 @@
+"""The closed list of what a file may hold: nothing is imported or called by a name in a file.
+
+A name in a file stays readable for ever. To rename a class, list the old name beside the new one.
+"""
+
+from .._chain import PosteriorFn, SetProbPredictive
+from .._data import Form
+from .._enums import Predictive, Pushforward
+from .._fingerprint import Fingerprint
+from .._space import Elements, ParamSpace
+from ..calibration import Trace
+from ..posterior import Posterior
+from ..pushforward import ProbPredictive, Recipe
+from ..structures import (
+    BlockDiagonal,
+    Core,
+    Dense,
+    DenseBlock,
+    DensePrecision,
+    Diagonal,
+    DiagonalBlock,
+    EigenPrecision,
+    FunctionSpace,
+    FunctionSpacePrecision,
+    GeneralLowRank,
+    KroneckerBlock,
+    LowRank,
+    Truncated,
+)
+from ..taps import JoinBias, Rearrangement, SplitBias
+
+CLASSES: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        BlockDiagonal,
+        Core,
+        Dense,
+        DenseBlock,
+        DensePrecision,
+        Diagonal,
+        DiagonalBlock,
+        EigenPrecision,
+        Elements,
+        Fingerprint,
+        Form,
+        FunctionSpace,
+        FunctionSpacePrecision,
+        GeneralLowRank,
+        JoinBias,
+        KroneckerBlock,
+        LowRank,
+        ParamSpace,
+        Posterior,
+        PosteriorFn,
+        ProbPredictive,
+        Rearrangement,
+        Recipe,
+        SetProbPredictive,
+        SplitBias,
+        Trace,
+        Truncated,
+    )
+}
+NAMES: dict[type, str] = {cls: name for name, cls in CLASSES.items()}
+ENUMS = {cls.__name__: cls for cls in (Predictive, Pushforward)}

@@ -1,0 +1,123 @@
+"""Objects of the library as JSON and arrays.
+
+A value of JSON stands for itself; everything else is an object with one name, its kind. What the
+reader has already is not written: the parameters, the model and a likelihood of the user's own.
+"""
+
+import dataclasses
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from .._model import Model
+from ..calibration import Calibrated
+from ..likelihoods import LIKELIHOODS, Likelihood
+from ._classes import NAMES
+
+PARAMS_FIELD = "mean"  # of a posterior: the parameters
+DRAWN_FIELD = "ensemble"  # of a predictive: drawn again from its key, it is many times the rest
+PARAMS = "params"
+
+
+class Encoder:
+    """Collects the arrays of all that it encodes. `params` are the reader's to bring."""
+
+    def __init__(self, params: Any) -> None:
+        self.treedef = jax.tree.structure(params)
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def encode(self, value: Any, where: str) -> Any:
+        """A value as JSON; `where` names its arrays, and the value in an error message."""
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        kind, content = self._kind(value, where)
+        return {kind: content}
+
+    def _kind(self, value: Any, where: str) -> tuple[str, Any]:
+        if type(value) in (tuple, list):
+            return type(value).__name__, self._all(value, where)
+        if type(value) is dict:
+            keys = self._all(list(value), f"{where}/keys")
+            return "dict", [keys, self._all(list(value.values()), where)]
+        if isinstance(value, Calibrated):
+            parts = (dict(value), value.recipe, value.key)
+            return "calibrated", self._all(parts, where)
+        if isinstance(value, Model):
+            return "model", value.vmap_over_data
+        if isinstance(value, Likelihood):
+            return _likelihood(value)
+        if isinstance(value, jax.Array | np.ndarray | np.generic | bytes):
+            return self._array(value, where)
+        if isinstance(value, enum.StrEnum):
+            return "enum", [type(value).__name__, str(value)]
+        if isinstance(value, np.dtype):
+            return "dtype", value.name
+        if isinstance(value, jax.ShapeDtypeStruct):
+            return "struct", [list(value.shape), value.dtype.name]
+        if isinstance(value, jax.tree_util.PyTreeDef):
+            return "treedef", self.tree(value, where)
+        if type(value) in NAMES:
+            return "class", [NAMES[type(value)], self._fields(value, where)]
+        raise TypeError(_refusal(value, where))
+
+    def _all(self, values: Any, where: str) -> list[Any]:
+        return [self.encode(value, f"{where}/{i}") for i, value in enumerate(values)]
+
+    def _fields(self, value: Any, where: str) -> dict[str, Any]:
+        names = [field.name for field in dataclasses.fields(value) if field.name != DRAWN_FIELD]
+        return {
+            name: {PARAMS: None}
+            if name == PARAMS_FIELD
+            else self.encode(getattr(value, name), f"{where}/{name}")
+            for name in names
+        }
+
+    def _array(self, value: Any, where: str) -> tuple[str, Any]:
+        if isinstance(value, bytes):
+            return "bytes", self.put(np.frombuffer(value, np.uint8), where)
+        if isinstance(value, np.ndarray):
+            return "numpy", self.put(value, where)
+        if isinstance(value, np.generic):
+            return "scalar", self.put(np.asarray(value), where)
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            name = self.put(to_host(jax.random.key_data(value)), where)
+            return "key", [str(jax.random.key_impl(value)), name]
+        return "array", self.put(to_host(value), where)
+
+    def put(self, array: np.ndarray, where: str) -> str:
+        """Keep an array, and return its name."""
+        self.arrays[where] = array
+        return where
+
+    def tree(self, treedef: Any, where: str) -> Any:
+        """A pytree of zeros with this structure, unless it is that of the parameters."""
+        if treedef == self.treedef:
+            return PARAMS
+        return self.encode(jax.tree.unflatten(treedef, [0] * treedef.num_leaves), where)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """The values of an array, also where other processes hold parts of it."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def _likelihood(likelihood: Likelihood) -> tuple[str, str]:
+    named = LIKELIHOODS.get(likelihood.name)
+    if type(likelihood) is named and not vars(likelihood):
+        return "likelihood", likelihood.name
+    return "own_likelihood", type(likelihood).__name__
+
+
+def _refusal(value: Any, where: str) -> str:
+    kind = type(value).__name__
+    if callable(value) and not dataclasses.is_dataclass(value):
+        what = f"the function {getattr(value, '__name__', kind)}, and a file holds no code"
+    else:
+        what = f"of the class {kind}, which is not one of the library's nor a dict, list or tuple"
+    return f"{where} cannot be saved: it is {what}"
