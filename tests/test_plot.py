@@ -165,12 +165,13 @@ def test_spectrum_counts_zeros_and_refuses_nothing_but_zeros(ax):
 
 
 def test_entropy_histograms_share_their_bins_and_add_up_to_one(ax):
-    plot.entropy_histograms([0.1, 0.1, 0.2], [0.6, 0.7], num_bins=7, ax=ax)
+    plot.entropy_histograms([0.1, 0.1, 0.2], [0.7, 0.7], num_bins=7, ax=ax)
     known, foreign = (np.unique(p.get_xy()[:, 0]) for p in ax.patches)
     np.testing.assert_allclose(known, foreign)
     np.testing.assert_allclose(known, np.linspace(0, 0.7, 8))
     assert labels(ax) == ["in distribution", "out of distribution"]
     assert ax.get_xlabel() == "entropy [nat]"
+    assert ax.get_ylim()[1] >= max(p.get_xy()[:, 1].max() for p in ax.patches)
 
 
 def test_layers_have_their_quartiles_and_fixed_ones_are_named(ax):

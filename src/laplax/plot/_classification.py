@@ -89,7 +89,7 @@ def confidence_histogram(
         right = float(accuracy(probabilities, _labels(target)))
         tint = OKABE_ITO["vermillion"]
         axes.axvline(right, color=tint, linestyle="--", label=f"accuracy {right:.3f}")
-    axes.set(xlim=(0, 1.02))
+    axes.set(xlim=(0, 1.02), ylim=(0, None))
     return finish(axes, "confidence", "share of examples", legend=legend, columns=1, lines="y")
 
 
@@ -121,7 +121,7 @@ def entropy_histograms(
         tint = color(curve)
         look = {"facecolor": tint + "55", "edgecolor": tint, "hatch": hatches[curve]}
         _shares(axes, x, edges, histtype="stepfilled", label=label, **look)
-    axes.set(xlim=(0, edges[-1]))
+    axes.set(xlim=(0, edges[-1]), ylim=(0, None))
     return finish(axes, xlabel, "share of examples", legend=legend, lines="y")
 
 
@@ -129,7 +129,6 @@ def _shares(axes: "Axes", values: np.ndarray, edges: np.ndarray, **look: Any) ->
     """A histogram whose bars add up to one."""
     weights = np.full(values.size, 1 / values.size)
     axes.hist(values, edges.tolist(), weights=weights, **look)
-    axes.set(ylim=(0, None))
 
 
 def confidence_map(
