@@ -1,5 +1,6 @@
 """Calibration: searches against closed forms and plain loops, and what they say to bad input."""
 
+import copy
 import functools
 import warnings
 
@@ -711,7 +712,7 @@ def test_a_method_may_be_an_object_of_ones_own():
 
 
 def test_a_registered_method_has_a_name(monkeypatch):
-    monkeypatch.setattr(_search, "METHODS", dict(_search.METHODS))
+    monkeypatch.setattr(_search, "METHODS", copy.copy(_search.METHODS))
     laplax.register_calibration_method("first", First)
     chosen, _ = search("cross_entropy", calibration_method="first")
     assert chosen == {"prior_prec": 1.0, "temperature": 0.8}
