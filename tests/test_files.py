@@ -609,6 +609,9 @@ def fields(document):
         (lambda d: fields(d).update(structure={"array": "x"}), "the array 'x' is missing"),
         (lambda d: fields(d).update(likelihood={"likelihood": "x"}), "likelihood 'x' is not"),
         (lambda d: fields(d).update(structure=3), "damaged"),
+        (lambda d: d.update(params=[3, {}, None, "x"]), "damaged"),
+        (lambda d: d.update(outputs=3), "damaged"),
+        (lambda d: d.update(data={"class": ["Form", 3]}), "damaged"),
         (lambda d: fields(d)["structure"]["class"][1].update(values={"array": "outputs"}), "space"),
     ],
 )

@@ -3,6 +3,7 @@
 A name in a file stays readable for ever. To rename a class, list the old name beside the new one.
 """
 
+from .. import structures
 from .._chain import PosteriorFn, SetProbPredictive
 from .._data import Form
 from .._enums import Predictive, Pushforward
@@ -11,48 +12,30 @@ from .._space import Elements, ParamSpace
 from ..calibration import Trace
 from ..posterior import Posterior
 from ..pushforward import ProbPredictive, Recipe
-from ..structures import (
-    BlockDiagonal,
-    BlockPrecision,
-    Core,
-    Dense,
-    DenseBlock,
-    DensePrecision,
-    Diagonal,
-    DiagonalBlock,
-    DiagonalPrecision,
-    FunctionSpace,
-    FunctionSpacePrecision,
-    GeneralLowRank,
-    IsotropicLowRank,
-    KroneckerBlock,
-    LowRank,
-    Truncated,
-)
 from ..taps import JoinBias, Rearrangement, SplitBias
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        BlockDiagonal,
-        BlockPrecision,
-        Core,
-        Dense,
-        DenseBlock,
-        DensePrecision,
-        Diagonal,
-        DiagonalBlock,
-        DiagonalPrecision,
+        structures.BlockDiagonal,
+        structures.BlockPrecision,
+        structures.Core,
+        structures.Dense,
+        structures.DenseBlock,
+        structures.DensePrecision,
+        structures.Diagonal,
+        structures.DiagonalBlock,
+        structures.DiagonalPrecision,
         Elements,
         Fingerprint,
         Form,
-        FunctionSpace,
-        FunctionSpacePrecision,
-        GeneralLowRank,
-        IsotropicLowRank,
+        structures.FunctionSpace,
+        structures.FunctionSpacePrecision,
+        structures.GeneralLowRank,
+        structures.IsotropicLowRank,
         JoinBias,
-        KroneckerBlock,
-        LowRank,
+        structures.KroneckerBlock,
+        structures.LowRank,
         ParamSpace,
         Posterior,
         PosteriorFn,
@@ -62,7 +45,7 @@ CLASSES: dict[str, type] = {
         SetProbPredictive,
         SplitBias,
         Trace,
-        Truncated,
+        structures.Truncated,
     )
 }
 NAMES: dict[type, str] = {cls: name for name, cls in CLASSES.items()}
