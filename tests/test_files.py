@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pickle
+import socket
 import subprocess
 import sys
 import warnings
@@ -250,7 +251,7 @@ def refused(content, count, seed=0):
 
 
 def test_no_corruption_goes_unnoticed(fits, tmp_path):
-    """`python -c "import test_files"` in this folder can run more: 100,000 were."""
+    """`refused(content, 100_000)` takes a minute."""
     laplax.save(tmp_path / "a", fits["last layer"])
     content = (tmp_path / "a").read_bytes()
     parse(content)
@@ -403,6 +404,22 @@ def test_a_fresh_process_predicts_the_same_bits(fits, calibrated, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"{len(saved)} files"
+
+
+def test_many_processes_write_one_file(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, str(ROOT / "saved_by_many.py"), address, "2"]
+    path = str(tmp_path / "a")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": env}
+    processes = [subprocess.Popen([*command, number, path], **pipes) for number in "01"]
+    results = [process.communicate(timeout=300) for process in processes]
+    for process, (out, error) in zip(processes, results, strict=True):
+        assert process.returncode == 0, error
+        assert out.split()[-1] == "saved"
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -592,6 +609,9 @@ def fields(document):
         (lambda d: fields(d).update(structure={"array": "x"}), "the array 'x' is missing"),
         (lambda d: fields(d).update(likelihood={"likelihood": "x"}), "likelihood 'x' is not"),
         (lambda d: fields(d).update(structure=3), "damaged"),
+        (lambda d: d.update(params=[3, {}, None, "x"]), "damaged"),
+        (lambda d: d.update(outputs=3), "damaged"),
+        (lambda d: d.update(data={"class": ["Form", 3]}), "damaged"),
         (lambda d: fields(d)["structure"]["class"][1].update(values={"array": "outputs"}), "space"),
     ],
 )

@@ -104,7 +104,8 @@ def _parts(
     as_rows: bool = False,
 ) -> Iterator[Any]:
     count = num_rows(batch, shards)
-    size = even_size(count, size)
+    if shards is not None:  # the size was chosen for the examples of all devices
+        size = even_size(count, size)
     for start in range(0, count, size):
         part = min(size, count - start)
         yield _part(owner, fn, part, static, shards, as_rows, batch, start, args)

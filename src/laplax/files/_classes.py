@@ -3,6 +3,7 @@
 A name in a file stays readable for ever. To rename a class, list the old name beside the new one.
 """
 
+from .. import structures
 from .._chain import PosteriorFn, SetProbPredictive
 from .._data import Form
 from .._enums import Predictive, Pushforward
@@ -11,44 +12,28 @@ from .._space import Elements, ParamSpace
 from ..calibration import Trace
 from ..posterior import Posterior
 from ..pushforward import ProbPredictive, Recipe
-from ..structures import (
-    BlockDiagonal,
-    Core,
-    Dense,
-    DenseBlock,
-    DensePrecision,
-    Diagonal,
-    DiagonalBlock,
-    EigenPrecision,
-    FunctionSpace,
-    FunctionSpacePrecision,
-    GeneralLowRank,
-    KroneckerBlock,
-    LowRank,
-    Truncated,
-)
 from ..taps import JoinBias, Rearrangement, SplitBias
 
 CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
-        BlockDiagonal,
-        Core,
-        Dense,
-        DenseBlock,
-        DensePrecision,
-        Diagonal,
-        DiagonalBlock,
-        EigenPrecision,
+        structures.BlockDiagonal,
+        structures.Core,
+        structures.Dense,
+        structures.DenseBlock,
+        structures.DensePrecision,
+        structures.Diagonal,
+        structures.DiagonalBlock,
+        structures.EigenPrecision,
         Elements,
         Fingerprint,
         Form,
-        FunctionSpace,
-        FunctionSpacePrecision,
-        GeneralLowRank,
+        structures.FunctionSpace,
+        structures.FunctionSpacePrecision,
+        structures.GeneralLowRank,
         JoinBias,
-        KroneckerBlock,
-        LowRank,
+        structures.KroneckerBlock,
+        structures.LowRank,
         ParamSpace,
         Posterior,
         PosteriorFn,
@@ -58,7 +43,7 @@ CLASSES: dict[str, type] = {
         SetProbPredictive,
         SplitBias,
         Trace,
-        Truncated,
+        structures.Truncated,
     )
 }
 NAMES: dict[type, str] = {cls: name for name, cls in CLASSES.items()}

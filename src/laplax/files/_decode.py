@@ -12,7 +12,7 @@ from .._model import Model
 from ..calibration import Calibrated
 from ..likelihoods import LIKELIHOODS, Likelihood, as_likelihood
 from ._classes import CLASSES, ENUMS
-from ._encode import PARAMS
+from ._encode import PARAMS, Code
 from ._safetensors import DTYPES, FileError
 
 _DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
@@ -27,7 +27,7 @@ class Decoder:
     model_fn: Callable[..., Any] | None = None
     loss_fn: str | Likelihood | Callable | None = None
 
-    def decode(self, code: Any) -> Any:
+    def decode(self, code: Code) -> Any:
         """The value that `Encoder.encode` wrote."""
         if code is None or isinstance(code, bool | int | float | str):
             return code
@@ -38,16 +38,16 @@ class Decoder:
             raise FileError(f"the kind {kind[:80]!r} is not known")
         return _KINDS[kind](self, content)
 
-    def _all(self, codes: list[Any]) -> list[Any]:
+    def _all(self, codes: list[Code]) -> list[Any]:
         if not isinstance(codes, list):
             raise FileError(f"a list was expected, not {str(codes)[:80]}")
         return [self.decode(code) for code in codes]
 
-    def _dict(self, content: Any) -> dict[Any, Any]:
+    def _dict(self, content: Code) -> dict[Any, Any]:
         keys, values = content
         return dict(zip(self._all(keys), self._all(values), strict=True))
 
-    def _class(self, content: Any) -> Any:
+    def _class(self, content: Code) -> Any:
         name, codes = content
         if name not in CLASSES:
             raise FileError(f"the class {str(name)[:80]!r} is not one of the library's")
@@ -93,26 +93,26 @@ class Decoder:
             )
         return jnp.asarray(x)
 
-    def _key(self, content: Any) -> jax.Array:
+    def _key(self, content: Code) -> jax.Array:
         implementation, name = content
         return jax.random.wrap_key_data(self.array(name), impl=implementation)
 
-    def treedef(self, code: Any) -> Any:
+    def treedef(self, code: Code) -> Any:
         """The structure of a pytree."""
         return jax.tree.structure(self.params if code == PARAMS else self.decode(code))
 
 
-def _enum(_: Decoder, content: Any) -> Any:
+def _enum(_: Decoder, content: Code) -> Any:
     name, value = content
     return ENUMS[name](value)
 
 
-def _struct(_: Decoder, content: Any) -> jax.ShapeDtypeStruct:
+def _struct(_: Decoder, content: Code) -> jax.ShapeDtypeStruct:
     shape, dtype = content
     return jax.ShapeDtypeStruct(tuple(shape), _DTYPES[dtype])
 
 
-_KINDS: dict[str, Callable[[Decoder, Any], Any]] = {
+_KINDS: dict[str, Callable[[Decoder, Code], Any]] = {
     "tuple": lambda d, content: tuple(d._all(content)),
     "list": Decoder._all,
     "dict": Decoder._dict,

@@ -21,6 +21,7 @@ from ._classes import NAMES
 PARAMS_FIELD = "mean"  # of a posterior: the parameters
 DRAWN_FIELD = "ensemble"  # of a predictive: drawn again from its key, it is many times the rest
 PARAMS = "params"
+Code = Any  # what JSON can hold
 
 
 class Encoder:
@@ -30,14 +31,14 @@ class Encoder:
         self.treedef = jax.tree.structure(params)
         self.arrays: dict[str, np.ndarray] = {}
 
-    def encode(self, value: Any, where: str) -> Any:
+    def encode(self, value: Any, where: str) -> Code:
         """A value as JSON; `where` names its arrays, and the value in an error message."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         kind, content = self._kind(value, where)
         return {kind: content}
 
-    def _kind(self, value: Any, where: str) -> tuple[str, Any]:
+    def _kind(self, value: Any, where: str) -> tuple[str, Code]:
         if type(value) in (tuple, list):
             return type(value).__name__, self._all(value, where)
         if type(value) is dict:
@@ -64,10 +65,10 @@ class Encoder:
             return "class", [NAMES[type(value)], self._fields(value, where)]
         raise TypeError(_refusal(value, where))
 
-    def _all(self, values: Any, where: str) -> list[Any]:
+    def _all(self, values: Any, where: str) -> list[Code]:
         return [self.encode(value, f"{where}/{i}") for i, value in enumerate(values)]
 
-    def _fields(self, value: Any, where: str) -> dict[str, Any]:
+    def _fields(self, value: Any, where: str) -> dict[str, Code]:
         names = [field.name for field in dataclasses.fields(value) if field.name != DRAWN_FIELD]
         return {
             name: {PARAMS: None}
@@ -76,7 +77,7 @@ class Encoder:
             for name in names
         }
 
-    def _array(self, value: Any, where: str) -> tuple[str, Any]:
+    def _array(self, value: Any, where: str) -> tuple[str, Code]:
         if isinstance(value, bytes):
             return "bytes", self.put(np.frombuffer(value, np.uint8), where)
         if isinstance(value, np.ndarray):
@@ -84,23 +85,23 @@ class Encoder:
         if isinstance(value, np.generic):
             return "scalar", self.put(np.asarray(value), where)
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            name = self.put(to_host(jax.random.key_data(value)), where)
+            name = self.put(to_numpy(jax.random.key_data(value)), where)
             return "key", [str(jax.random.key_impl(value)), name]
-        return "array", self.put(to_host(value), where)
+        return "array", self.put(to_numpy(value), where)
 
     def put(self, array: np.ndarray, where: str) -> str:
         """Keep an array, and return its name."""
         self.arrays[where] = array
         return where
 
-    def tree(self, treedef: Any, where: str) -> Any:
+    def tree(self, treedef: Any, where: str) -> Code:
         """A pytree of zeros with this structure, unless it is that of the parameters."""
         if treedef == self.treedef:
             return PARAMS
         return self.encode(jax.tree.unflatten(treedef, [0] * treedef.num_leaves), where)
 
 
-def to_host(x: Any) -> np.ndarray:
+def to_numpy(x: Any) -> np.ndarray:
     """The values of an array, also where other processes hold parts of it."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         x = multihost_utils.process_allgather(x, tiled=True)

@@ -1,9 +1,10 @@
 """`save` and `load`: one file for a posterior or a predictive."""
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -125,13 +126,16 @@ def _load(
     if params is None:
         params = _decode_params(arrays, document)
     params = check_params(params)
-    check_record(params, document["params"])
     decoder = Decoder(arrays, params, model_fn, loss_fn)
-    loaded = _decoded(decoder, document["object"])
-    parts = _checked_parts(loaded)
-    _check_outputs(arrays, document["outputs"], parts)
+    with _blaming_the_file():
+        check_record(params, document["params"])
+        loaded = decoder.decode(document["object"])
+        data = decoder.decode(document["data"])
+        parts = _parts(loaded)
+        _check_size(parts)
+    _check_outputs(decoder, document["outputs"], parts)
     if parts.posterior_fn is not None:
-        parts.posterior_fn.fitted_on(_decoded(decoder, document["data"]))
+        parts.posterior_fn.fitted_on(data)
     if not isinstance(loaded, ProbPredictive):
         return loaded
     ensemble = draw_ensemble(loaded.posterior, loaded.recipe, loaded.memory_budget, loaded.key)
@@ -158,10 +162,11 @@ def _document(text: Mapping[str, str]) -> dict[str, Any]:
     return document
 
 
-def _decoded(decoder: Decoder, code: Any) -> Any:
-    """What a code means; whatever is wrong with it is wrong with the file."""
+@contextlib.contextmanager
+def _blaming_the_file() -> Iterator[None]:
+    """Whatever a description makes go wrong is wrong with the file."""
     try:
-        return decoder.decode(code)
+        yield
     except FileError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
@@ -193,15 +198,9 @@ def _is_pair(saved: Any) -> bool:
     )
 
 
-def _checked_parts(loaded: Any) -> _Parts:
-    try:
-        parts = _parts(loaded)
-        fits = parts.size == parts.space.size
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise FileError(f"the description is damaged: {error}") from error
-    if not fits:
+def _check_size(parts: _Parts) -> None:
+    if parts.size != parts.space.size:
         raise FileError(f"a curvature of {parts.size} parameters for a space of {parts.space.size}")
-    return parts
 
 
 def _encode_params(encoder: Encoder, params: PyTree) -> Any:
@@ -215,8 +214,9 @@ def _decode_params(arrays: Mapping[str, np.ndarray], document: dict[str, Any]) -
     if document["params_tree"] is None:
         raise FileError("the file holds no parameters; pass them: load(path, model_fn, params)")
     decoder = Decoder(arrays)
-    tree = _decoded(decoder, document["params_tree"])
-    return jax.tree.map(lambda i: decoder.array(f"{PARAMS}/{i}"), tree)
+    with _blaming_the_file():
+        tree = decoder.decode(document["params_tree"])
+        return jax.tree.map(lambda i: decoder.array(f"{PARAMS}/{i}"), tree)
 
 
 def _encode_outputs(encoder: Encoder, parts: _Parts) -> Any:
@@ -228,11 +228,13 @@ def _encode_outputs(encoder: Encoder, parts: _Parts) -> Any:
     return {"step": step, "values": encoder.put(every(values, step), "outputs")}
 
 
-def _check_outputs(arrays: Mapping[str, np.ndarray], recorded: Any, parts: _Parts) -> None:
+def _check_outputs(decoder: Decoder, recorded: Any, parts: _Parts) -> None:
     if recorded is None or is_part(parts.model):
         return
-    expected = Decoder(arrays).numpy(recorded["values"])
-    if not gives(parts.model, expected, parts.params, parts.form, recorded["step"]):
+    with _blaming_the_file():
+        step = recorded["step"]
+        expected = decoder.numpy(recorded["values"])
+    if not gives(parts.model, expected, parts.params, parts.form, step):
         raise FileError(
             "model_fn is not the function that the posterior was fitted with: its outputs are "
             "others. The curvature belongs to the model of the fit"

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from .._tree import PyTree, leaf_names
-from ._encode import to_host
+from ._encode import to_numpy
 from ._safetensors import FileError, bytes_of
 
 Record = list[dict[str, Any]]
@@ -20,7 +20,7 @@ def record_of(params: PyTree) -> Record:
             "path": path,
             "shape": list(leaf.shape),
             "dtype": np.dtype(leaf.dtype).name,
-            "sha256": hashlib.sha256(bytes_of(to_host(leaf))).hexdigest(),
+            "sha256": hashlib.sha256(bytes_of(to_numpy(leaf))).hexdigest(),
         }
         for path, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True)
     ]
