@@ -526,6 +526,8 @@ def test_a_likelihood_of_ones_own_is_passed_again(tmp_path, file):
     same(posterior_fn, laplax.load(tmp_path / "a", mlp_fn, PARAMS, loss_fn=loss))
     with pytest.raises(FileError, match="loss_fn='binary_cross_entropy'; leave"):
         laplax.load(file, mlp_fn, PARAMS, loss_fn="mse")
+    with pytest.raises(ValueError, match=r"^unknown loss_fn 'mes'"):
+        laplax.load(file, mlp_fn, PARAMS, loss_fn="mes")
     laplax.load(file, mlp_fn, PARAMS, loss_fn="binary_cross_entropy")
 
 
@@ -553,6 +555,28 @@ def test_parameters_in_a_class_of_ones_own(tmp_path):
         laplax.save(tmp_path / "a", posterior_fn, include_params=True)
     laplax.save(tmp_path / "a", posterior_fn)
     same(posterior_fn, laplax.load(tmp_path / "a", fn, params))
+
+
+def test_inputs_that_are_pytrees_and_models_of_batches_come_back(tmp_path):
+    def fn(input, params):
+        return input["x"]["y"] @ params["w"] + input["z"][0][:, None]
+
+    data = ({"x": {"y": INPUT}, "z": (INPUT[:, 0],)}, TARGETS["mse"])
+    params = {"w": jnp.ones((2, 3))}
+    posterior_fn, _ = laplax.laplace(
+        fn, params, data, loss_fn="mse", curv_type="diagonal", vmap_over_data=False
+    )
+    laplax.save(tmp_path / "a", posterior_fn)
+    same(posterior_fn, laplax.load(tmp_path / "a", fn, params))
+
+
+def test_the_last_layer_alone_comes_back(tmp_path):
+    head_fn, features = laplax.last_layer_features(mlp_fn, PARAMS, LABELS)
+    posterior_fn, _ = laplax.laplace(
+        head_fn, PARAMS, features, loss_fn="cross_entropy", subset="last_layer", curv_type="full"
+    )
+    laplax.save(tmp_path / "a", posterior_fn)
+    same(posterior_fn, laplax.load(tmp_path / "a", head_fn, PARAMS))
 
 
 def test_what_cannot_be_saved_is_refused(fits, tmp_path):
@@ -611,6 +635,7 @@ def fields(document):
         (lambda d: fields(d).update(structure=3), "damaged"),
         (lambda d: d.update(params=[3, {}, None, "x"]), "damaged"),
         (lambda d: d.update(outputs=3), "damaged"),
+        (lambda d: d["outputs"].update(step=0), "positive step"),
         (lambda d: d.update(data={"class": ["Form", 3]}), "damaged"),
         (lambda d: fields(d)["structure"]["class"][1].update(values={"array": "outputs"}), "space"),
     ],

@@ -25,7 +25,7 @@ class Decoder:
     arrays: Mapping[str, np.ndarray]
     params: Any = None
     model_fn: Callable[..., Any] | None = None
-    loss_fn: str | Likelihood | Callable | None = None
+    likelihood: Likelihood | None = None  # that of `loss_fn`
 
     def decode(self, code: Code) -> Any:
         """The value that `Encoder.encode` wrote."""
@@ -62,20 +62,20 @@ class Decoder:
         if name not in LIKELIHOODS:
             raise FileError(f"the likelihood {name[:80]!r} is not known")
         likelihood = as_likelihood(name)
-        if self.loss_fn is not None and as_likelihood(self.loss_fn) != likelihood:
+        if self.likelihood is not None and self.likelihood != likelihood:
             raise FileError(f"the posterior was fitted with loss_fn={name!r}; leave loss_fn out")
         return likelihood
 
     def _own_likelihood(self, name: str) -> Likelihood:
-        if self.loss_fn is None:
+        if self.likelihood is None:
             raise FileError(
                 f"the posterior was fitted with a loss function of its own ({name}), and a file "
                 "holds no code; pass it: load(..., loss_fn=...)"
             )
-        likelihood = as_likelihood(self.loss_fn)
-        if type(likelihood).__name__ != name:
-            raise FileError(f"loss_fn is a {type(likelihood).__name__}; the file has a {name}")
-        return likelihood
+        given = type(self.likelihood).__name__
+        if given != name:
+            raise FileError(f"loss_fn is a {given}; the file has a {name}")
+        return self.likelihood
 
     def numpy(self, name: str) -> np.ndarray:
         """An array of the file."""

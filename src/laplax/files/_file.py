@@ -19,7 +19,7 @@ from .._same import every, gives, is_part, sample_outputs
 from .._space import ParamSpace
 from .._tree import PyTree
 from .._version import __version__
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, as_likelihood
 from ..pushforward import ProbPredictive, draw_ensemble
 from ._decode import Decoder
 from ._encode import PARAMS, Encoder
@@ -126,7 +126,8 @@ def _load(
     if params is None:
         params = _decode_params(arrays, document)
     params = check_params(params)
-    decoder = Decoder(arrays, params, model_fn, loss_fn)
+    likelihood = None if loss_fn is None else as_likelihood(loss_fn)
+    decoder = Decoder(arrays, params, model_fn, likelihood)
     with _blaming_the_file():
         check_record(params, document["params"])
         loaded = decoder.decode(document["object"])
@@ -234,6 +235,8 @@ def _check_outputs(decoder: Decoder, recorded: Any, parts: _Parts) -> None:
     with _blaming_the_file():
         step = recorded["step"]
         expected = decoder.numpy(recorded["values"])
+        if type(step) is not int or step < 1:
+            raise FileError("the description is damaged: outputs need a positive step")
     if not gives(parts.model, expected, parts.params, parts.form, step):
         raise FileError(
             "model_fn is not the function that the posterior was fitted with: its outputs are "
