@@ -84,9 +84,9 @@ def test_chunks_fit_the_budget_and_divide_the_data_where_that_costs_little():
 
 
 def test_what_is_read_again_stays_in_a_cache_on_a_cpu_alone(monkeypatch):
-    work = Work(CPU_CACHE // 4, reread_bytes=0)
+    work = Work(CPU_CACHE // 4, cache_floor=0)
     assert cut(work, 64, memory_budget=CPU_CACHE * 8).size == 4
-    weights = Work(CPU_CACHE // 4, reread_bytes=4 * CPU_CACHE)
+    weights = Work(CPU_CACHE // 4, cache_floor=4 * CPU_CACHE)
     assert cut(weights, 64, memory_budget=CPU_CACHE * 8).size == 16
     accelerator(monkeypatch)
     assert cut(work, 64, memory_budget=CPU_CACHE * 8).size == 32
@@ -101,7 +101,7 @@ def test_python_drives_convolutions_on_a_cpu_alone(monkeypatch):
 
 
 def test_convolutions_inside_a_trace_are_cut_as_little_as_memory_allows():
-    work = Work(CPU_CACHE // 4, has_convolution=True, reread_bytes=0)
+    work = Work(CPU_CACHE // 4, has_convolution=True, cache_floor=0)
     assert cut(work, 64, memory_budget=CPU_CACHE * 8).size == 4
     assert cut(work, 64, memory_budget=CPU_CACHE * 8, in_trace=True).size == 32
 

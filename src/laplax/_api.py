@@ -177,9 +177,9 @@ def make_operator(
             "num_total_samples alone: the data are counted"
         )
     if isinstance(problem.data, Loader):
-        problem.data.one_form = True  # what is read off the traced model is read once
+        problem.data.one_form = True  # the model is traced once, for inputs of one shape
     if total and not isinstance(problem.data, Loader):
-        subset_scale(total, part or problem.data.num_counted)  # before work starts
+        subset_scale(total, part or problem.data.num_counted)  # an error before the first pass
     measured.check(problem)
     space = select(subset, problem.params, problem.traced)
     _warn_if_unread(problem, space)

@@ -31,10 +31,10 @@ class InputWarning(UserWarning):
 
 def warn(message: str, category: type[Warning] = InputWarning) -> None:
     """Warn where the user called."""
-    warnings.warn(message, category, stacklevel=outside() + 1)
+    warnings.warn(message, category, stacklevel=_outside())
 
 
-def outside() -> int:
+def _outside() -> int:
     """The `stacklevel` of the user's call: the first frame that is not this package's.
 
     Given to `warnings.warn` by the function that asks for it.

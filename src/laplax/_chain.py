@@ -58,8 +58,8 @@ class Chain(abc.ABC):
     ) -> tuple[Results, ProbPredictive]:
         """Judge this predictive on held-out data; see `laplax.evaluation`.
 
-        Prior arguments that a search chose for another predictive are refused. Of a posterior, the
-        predictive is judged that they were chosen for, or the default one.
+        Prior arguments that a search chose for another predictive are refused. A posterior judges
+        the predictive they were chosen for, or the default one.
         """
         predictive = self._predictive_for(prior_arguments)
         check_chosen_for(prior_arguments, predictive)
@@ -117,7 +117,8 @@ class PosteriorFn(PosteriorFamily, Chain):
     ) -> SetProbPredictive:
         """The predictive that a user asks for, with a model that `model_of` accepted.
 
-        What is None is as the search knows it that chose the prior arguments, or the default.
+        Arguments that are None come from the search that chose the prior arguments, or are the
+        defaults.
         """
         if isinstance(prior_arguments, Calibrated):
             recipe = prior_arguments.recipe

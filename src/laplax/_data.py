@@ -37,7 +37,7 @@ class Form:
 
     @classmethod
     def of(cls, example: PyTree) -> "Form":
-        """Of a pytree of structs or arrays."""
+        """Of a pytree of structs."""
         leaves, treedef = jax.tree.flatten(example)
         return cls(treedef, tuple(leaves))
 
@@ -76,10 +76,6 @@ class Batch:
     def peek(self) -> "Batch":
         """All of it; of a `Loader` it is the first batch."""
         return self
-
-    def slice(self, start: int | jax.Array, size: int) -> "Batch":
-        """`size` examples from `start` on."""
-        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), self)
 
     def example(self) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of one input and one target."""
@@ -306,15 +302,16 @@ def _refuse_table(given: object, what: str) -> None:
 
 def _to_arrays(field: str, part: PyTree) -> PyTree:
     if isinstance(part, jax.Array):  # the most frequent case, by far faster
-        return _to_array(field, part)
-    return jax.tree.map(functools.partial(_to_array, field), part)
+        return to_array(field, part)
+    return jax.tree.map(functools.partial(to_array, field), part)
 
 
 def _is_array(item: object) -> bool:
     return hasattr(item, "shape") and hasattr(item, "dtype")
 
 
-def _to_array(field: str, leaf: Any) -> jax.Array:
+def to_array(field: str, leaf: Any) -> jax.Array:
+    """A leaf of a field of the data, checked."""
     array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
     if array.dtype.kind not in "biuf" and not is_floating(array.dtype):
         if array.dtype.kind == "c":

@@ -90,7 +90,7 @@ def _own_options(cls: type, options: Mapping[str, object]) -> dict[str, object]:
         name = field.name
         if name in options:
             own[name] = _checked(field, options[name])
-        elif field.default is dataclasses.MISSING:
+        elif field.default is field.default_factory is dataclasses.MISSING:
             example = "jax.random.key(0)" if name == "key" else "..."
             raise ValueError(f"{cls.__name__} needs {name!r}: pass {name}={example} to laplace")
     return own

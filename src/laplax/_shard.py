@@ -1,5 +1,6 @@
 """Data of a user, divided among the devices of a mesh."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -69,7 +70,7 @@ class _ShardedBatches:
 
     def __iter__(self) -> Iterator[dict[str, PyTree]]:
         batches = iter(self._batches)
-        for number in range(1, 2**62):
+        for number in itertools.count(1):
             raw = next(batches, None)
             if not _all_have(raw is not None, number):
                 return

@@ -67,8 +67,8 @@ class Posterior:
     def state(self) -> dict[str, Any]:
         """`scale` with scale scale^T = Lambda^-1.
 
-        A (P, P) array for a full curvature, a (P,) array for a diagonal one, else an object
-        with `scale_mv`.
+        A (P, P) array for a full curvature, a (P,) array for a diagonal one, a (P, r) array for a
+        prior on functions, else an object with `scale_mv`.
         """
         if self.dense_scale:
             return {
@@ -169,7 +169,7 @@ class PosteriorFamily(WeakInside):
         return self.sound(self.parse(prior_arguments))
 
     def sound(self, arguments: PriorArguments) -> Posterior:
-        """The posterior for checked hyperparameters, refused where it is none."""
+        """The posterior for checked hyperparameters; an error if it is not positive definite."""
         posterior = self.at(arguments)
         if is_concrete(posterior.precision) and not bool(_is_sound(posterior.precision)):
             raise ValueError(self._not_positive_definite(arguments))

@@ -68,7 +68,7 @@ def parse_prior_arguments(
 
 def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
     """T as a scalar, or as one positive number per parameter."""
-    if _is_scalar(prior_prec):
+    if is_scalar(prior_prec):
         return _positive_scalar(prior_prec, "prior_prec", space)
     flat = _broadcast(prior_prec, space, "prior_prec")
     if is_concrete(flat) and not bool(jnp.all(flat > 0) & jnp.all(jnp.isfinite(flat))):
@@ -85,12 +85,13 @@ def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:
     return flat
 
 
-def _is_scalar(value: PyTree) -> bool:
+def is_scalar(value: PyTree) -> bool:
+    """Whether a hyperparameter is one number."""
     return jax.tree_util.all_leaves([value]) and np.ndim(value) == 0
 
 
 def _positive_scalar(value: PyTree, name: str, space: ParamSpace) -> jax.Array:
-    if isinstance(value, str) or not _is_scalar(value):
+    if isinstance(value, str) or not is_scalar(value):
         raise ValueError(f"{name} must be a positive number; got {value!r}")
     scalar = jnp.asarray(value).astype(space.dtype)
     if is_concrete(scalar) and not 0 < float(scalar) < math.inf:

@@ -17,14 +17,14 @@ class Work:
         bytes_per_example: Temporaries of one example.
         has_convolution: XLA's CPU backend runs convolutions about ten times slower inside `scan`,
             so Python drives those loops, and every step is a compiled call of its own.
-        reread_bytes: If given, the temporaries are read again right away. On a CPU a chunk then
-            holds no more than its cache, or than these bytes where they are more: weights that no
+        cache_floor: If given, the temporaries are read again right away. On a CPU a chunk then
+            holds no more than its cache, or than this many bytes if that is more: weights that no
             cache holds are read for every chunk, which should do as much work for each reading.
     """
 
     bytes_per_example: int
     has_convolution: bool = False
-    reread_bytes: int | None = None
+    cache_floor: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +49,8 @@ def cut(
     """
     budget = memory_budget
     loops_convolutions = in_trace and work.has_convolution
-    if work.reread_bytes is not None and on_cpu() and not loops_convolutions:
-        budget = min(budget, max(CPU_CACHE, work.reread_bytes))
+    if work.cache_floor is not None and on_cpu() and not loops_convolutions:
+        budget = min(budget, max(CPU_CACHE, work.cache_floor))
     fits = max(1, budget // max(work.bytes_per_example, 1))
     size = batch_size or even_size(count or fits, fits)
     return Chunks(size, by_python=work.has_convolution and on_cpu())

@@ -210,6 +210,9 @@ def _eigenpairs_on_host(rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
 
     A QR of few columns instead of all: half of the time of `_eigenpairs`.
     """
+    if not np.isfinite(rows).all():  # LAPACK raises where NaN should be seen
+        nan = np.full((rows.shape[1], min(rows.shape)), np.nan, rows.dtype)
+        return jax.device_put(nan), jax.device_put(nan[0])
     wide = rows.astype(np.float64)
     values, vectors = np.linalg.eigh(wide @ wide.T)
     rank = numerical_rank(np.sqrt(np.maximum(values, 0)).astype(rows.dtype))
@@ -221,7 +224,10 @@ def _eigenpairs_on_host(rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
     return jax.device_put(basis), jax.device_put(values)
 
 
-def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int:
+RANK_STEP = 8  # ranks are rounded up to it, so that fewer programs serve
+
+
+def numerical_rank(values: np.ndarray, noise: float = 1.0) -> int:
     """How many values are more than round-off of the largest, `noise` times eps; rounded up.
 
     A direction of round-off has no curvature and no direction. Data of low dimension leave few
@@ -230,7 +236,7 @@ def numerical_rank(values: np.ndarray, noise: float = 1.0, step: int = 8) -> int
     """
     least = noise * np.finfo(values.dtype).eps * values.max()
     count = int(np.sum(~(values <= least)))
-    return min(-(-max(count, 1) // step) * step, values.size)
+    return min(-(-max(count, 1) // RANK_STEP) * RANK_STEP, values.size)
 
 
 def cholesky(a: jax.Array) -> jax.Array:

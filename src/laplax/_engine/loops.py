@@ -65,8 +65,8 @@ def map_parts(
     """
     shards = shards_of(batch)
     parts = _parts(fn, batch, chunks.size, shards, owner, args)
-    count = -(-num_rows(batch, shards) // chunks.size)
-    yield from progress_bar(parts, count, label, progress)
+    total = -(-num_rows(batch, shards) // chunks.size)
+    yield from progress_bar(parts, total, label, progress)
 
 
 def join(parts: list[Any], batch: PyTree) -> Any:

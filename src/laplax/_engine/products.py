@@ -24,13 +24,13 @@ def batched_matmul(x: jax.Array, matrices: jax.Array) -> jax.Array:
     return jnp.einsum("...bti,bij->...btj", x, matrices)
 
 
-def gram(rows: jax.Array, widest: int = 4, narrowest: int = 128) -> jax.Array:
+def gram(rows: jax.Array) -> jax.Array:
     """R^T R from its upper blocks of columns: XLA has no symmetric product, which halves the work.
 
-    Up to `widest` blocks, each of at least `narrowest` columns.
+    Up to four blocks, each of at least 128 columns.
     """
     size = rows.shape[1]
-    blocks = min(widest, size // narrowest)
+    blocks = min(4, size // 128)
     if blocks < 2:
         return rows.T @ rows
     edges = [size * i // blocks for i in range(blocks + 1)]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .._data import Batch, Data, Loader
 from .._tree import PyTree
 from .loops import num_rows
+from .shards import everywhere
 
 
 def whole_batch(data: Data) -> Batch:
@@ -44,6 +45,7 @@ def draw(examples: PyTree, num: int, key: jax.Array) -> PyTree:
 
 def spread(examples: PyTree, most: int) -> PyTree:
     """At most `most` examples, evenly spread."""
+    examples = everywhere(examples)
     step = max(1, -(-num_rows(examples) // most))
     return jax.tree.map(lambda x: x[::step], examples)
 

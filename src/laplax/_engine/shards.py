@@ -54,12 +54,12 @@ class Shards:
         on all devices if not.
         """
         examples = PartitionSpec(self.axes)
-        everywhere = PartitionSpec()
+        replicated = PartitionSpec()
         spread = jax.shard_map(
             fn,
             mesh=self.mesh,
-            in_specs=(examples, *[everywhere for _ in whole]),
-            out_specs=examples if apart else everywhere,
+            in_specs=(examples, *[replicated for _ in whole]),
+            out_specs=examples if apart else replicated,
             axis_names=set(self.axes),
             check_vma=False,  # the equations of a traced model do not say over what they vary
         )

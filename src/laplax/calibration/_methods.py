@@ -16,6 +16,7 @@ from .._engine.chunks import MEMORY_BUDGET, Work, cut
 from .._engine.memo import model_jit
 from .._engine.products import in_groups
 from .._tree import PyTree, pytree
+from ..priors import is_scalar
 from ._noise import CalibrationWarning, NoisyObjective, Searched
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class GridSearch(Method):
         self, objective: Searched, initial: dict[str, PyTree], progress: bool | None
     ) -> tuple[dict[str, PyTree], Trace]:
         """Evaluate every point, take the best finite one."""
-        if not _is_scalar(initial["prior_prec"]):
+        if not is_scalar(initial["prior_prec"]):
             raise ValueError(
                 "a grid search chooses one prior precision for all parameters, but prior_arguments "
                 "has several; write calibration_method='gradient_descent', which starts from them "
@@ -114,10 +115,6 @@ class GridSearch(Method):
         found = {name: jnp.asarray(x[best]) for name, x in points.items()}
         trace = Trace(jax.tree.map(jnp.asarray, points), jnp.asarray(values))
         return {**initial, **found}, trace
-
-
-def _is_scalar(value: Any) -> bool:
-    return jax.tree_util.all_leaves([value]) and jnp.ndim(value) == 0
 
 
 @model_jit
@@ -205,7 +202,7 @@ class GradientDescent(Method):
         _check_any_finite(seen, trace.points)
         best = _optim.last_of_best(seen)
         _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
-        _warn_if_moving({n: x for n, x in trace.points.items() if _is_scalar(initial[n])})
+        _warn_if_moving({n: x for n, x in trace.points.items() if is_scalar(initial[n])})
         return {**fixed, **jax.tree.map(lambda x: x[best], trace.points)}, trace
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from .._arguments import check_key, whole_number
 from .._data import Batch
 from .._engine.arrays import is_concrete
+from .._engine.samples import spread
 from .._enums import CurvatureType, check_names
 from .._model import Model
 from .._problem import Problem
@@ -28,7 +29,7 @@ from ..likelihoods import POLICIES, Custom, Likelihood, weigh
 class Curvature(abc.ABC):
     """A curvature of the loss, as products with J^T (.) J or of its own making."""
 
-    has_rows: ClassVar[bool] = True
+    has_rows: ClassVar[bool] = False  # whether it is a sum of outer products
 
     @property
     def negative_eigenvalues(self) -> str:
@@ -49,6 +50,8 @@ class Curvature(abc.ABC):
 @dataclasses.dataclass(frozen=True, eq=False)
 class OuterProductCurvature(Curvature):
     """G = sum_n J_n^T (S_n S_n^T) J_n with a factor S_n of shape (*f.shape, K)."""
+
+    has_rows: ClassVar[bool] = True
 
     @abc.abstractmethod
     def factor(
@@ -102,7 +105,7 @@ class GGN(ByValue, OuterProductCurvature):
             return
         if not is_concrete(problem.params, first):
             return
-        few = first.slice(0, min(first.num_examples, 64))
+        few = spread(first, 64)
         f = problem.model.batch(few.input, problem.params)
         smallest = float(jnp.min(jax.vmap(likelihood.smallest_eigenvalue)(f, few.target)))
         if smallest < -1e-4:
@@ -177,7 +180,6 @@ class Hessian(ByValue, Curvature):
     """
 
     indefinite: str = "error"
-    has_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_names([self.indefinite], POLICIES, "policy for an indefinite Hessian")

@@ -153,7 +153,8 @@ class CurvatureOperator:
         assert isinstance(curvature, OuterProductCurvature)
         # What is equal by value is found again in the next fit.
         count = _known_num_rows if isinstance(curvature, ByValue) else _num_rows
-        return count(self.traced, curvature, self.local.likelihood, shapes_of(target))
+        likelihood = self.local.likelihood.weakly()  # the memo must not hold a user's loss
+        return count(self.traced, curvature, likelihood, shapes_of(target))
 
     @property
     def num_examples(self) -> int | None:

@@ -31,7 +31,7 @@ class Tapped:
     program: Program
     acts: list[PyTree]
     gs: list[jax.Array]
-    uncovered: dict[int, jax.Array]
+    plain_rows: dict[int, jax.Array]  # of the leaves that no tap covers
     dtype: np.dtype
 
     def operand(self, tap: int) -> jax.Array:
@@ -58,8 +58,8 @@ class Tapped:
 
     def rows(self, leaf: int) -> jax.Array:
         """Rows of one leaf, (n, K, *leaf shape), summed over its uses; without one a zero row."""
-        if leaf in self.uncovered:
-            return self.uncovered[leaf].astype(self.dtype)
+        if leaf in self.plain_rows:
+            return self.plain_rows[leaf].astype(self.dtype)
         like = self.like(leaf)
         parts = []
         for tap in self.program.uses_of(leaf):

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import outside
+from .._arguments import warn
 from .._engine.arrays import is_concrete
 from ..curvature import CurvatureOperator
 from ..structures import Structure
@@ -62,11 +61,10 @@ def warn_of_residuals(values: Array, residuals: Array, kept: Array, cure: str) -
     far = residuals > np.maximum(CONVERGED * values, rounding)
     if far.any():
         worst = float(np.max(residuals[far] / values[far]))
-        warnings.warn(
+        warn(
             f"{int(far.sum())} of {far.size} eigenpairs have not converged: their residuals "
             f"|G u - s u| are up to {worst:.0%} of the eigenvalue s. {cure}",
             ConvergenceWarning,
-            stacklevel=outside(),
         )
 
 
@@ -79,8 +77,11 @@ class ConvergenceWarning(UserWarning):
     """An iteration ended before its answer was accurate."""
 
 
-def identity_blocks(size: int, block: int, dtype: np.dtype) -> Iterator[tuple[int, jax.Array]]:
-    """Rows of the identity, `block` at a time: (first index, (block, P) array)."""
-    for start in range(0, size, block):
-        count = min(block, size - start)
+VECTORS = 64  # of the identity that are multiplied together
+
+
+def identity_blocks(size: int, dtype: np.dtype) -> Iterator[tuple[int, jax.Array]]:
+    """Rows of the identity, some at a time: (first index, (rows, P) array)."""
+    for start in range(0, size, VECTORS):
+        count = min(VECTORS, size - start)
         yield start, jnp.eye(count, size, k=start, dtype=dtype)

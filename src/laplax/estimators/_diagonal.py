@@ -37,7 +37,7 @@ class ExactDiagonal(Estimator):
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
-            for start, eye in identity_blocks(operator.size, 64, operator.space.dtype)
+            for start, eye in identity_blocks(operator.size, operator.space.dtype)
         ]
         return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
 

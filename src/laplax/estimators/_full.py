@@ -36,8 +36,8 @@ class Full(Estimator):
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Choose the side, refuse what does not fit, then one pass."""
         size = operator.size
-        small = operator.has_rows and operator.num_examples is not None
-        rows = operator.rows_per_example * (operator.num_examples or 0) if small else size
+        countable = operator.has_rows and operator.num_examples is not None
+        rows = operator.rows_per_example * (operator.num_examples or 0) if countable else size
         self._check_memory(operator, min(rows, size))
         if not operator.has_rows:
             operator.require_passes("a dense Hessian")
@@ -90,10 +90,10 @@ def dense_curvature(operator: CurvatureOperator) -> jax.Array:
     return total
 
 
-def dense_by_products(operator: CurvatureOperator, block: int = 64) -> jax.Array:
+def dense_by_products(operator: CurvatureOperator) -> jax.Array:
     """G column by column: the only way for a curvature without rows."""
     dtype = operator.space.dtype
-    blocks = [operator.mm(eye) for _, eye in identity_blocks(operator.size, block, dtype)]
+    blocks = [operator.mm(eye) for _, eye in identity_blocks(operator.size, dtype)]
     matrix = jnp.concatenate(blocks)
     return 0.5 * (matrix + matrix.T)
 

@@ -100,11 +100,6 @@ class EKFAC(KFAC):
 
     several_passes: ClassVar[bool] = True
 
-    def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
-        """KFAC with the eigenvalues of its layers replaced."""
-        operator.require_passes("curv_type='ekfac'")
-        return super().estimate(operator)
-
     @property
     def _layer_kind(self) -> str:
         return "Kronecker eigenbasis, exact second moments"

@@ -45,7 +45,9 @@ class Lanczos(Estimator):
 
     def __post_init__(self) -> None:
         whole_number(self.rank, "rank")
-        if self.num_products and whole_number(self.num_products, "num_products") < self.rank:
+        if self.num_products is None:
+            return
+        if whole_number(self.num_products, "num_products") < self.rank:
             raise ValueError(
                 f"num_products ({self.num_products}) must not be smaller than rank ({self.rank})"
             )

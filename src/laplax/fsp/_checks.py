@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import warn
-from .._data import _to_array
+from .._data import to_array
 from .._engine.arrays import all_finite
 from .._engine.linalg import eigh
 from .._engine.samples import spread
@@ -28,7 +28,7 @@ def check_context(context: PyTree, problem: Problem) -> PyTree:
             "context must be points here, not a function of a key: the posterior is computed once. "
             "For example context.halton(500, box)"
         )
-    points = jax.tree.map(lambda x: _to_array("context", x), context)
+    points = jax.tree.map(lambda x: to_array("context", x), context)
     example = problem.first.example()[0]
     tree: PyTree = jax.tree.structure(points)
     expected = jax.tree.structure(example)

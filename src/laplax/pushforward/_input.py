@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._data import Form, _to_array
+from .._data import Form, to_array
 from .._model import Model
 from .._output import describe
 from .._traced import traced
@@ -18,7 +18,7 @@ def check_input(input: PyTree, form: Form) -> list[jax.Array]:
     if treedef != form.treedef:
         raise TypeError(_other_tree(input, form))
     leaves = jax.tree.leaves(input)
-    arrays = [_to_array("input", leaf) for leaf in leaves]
+    arrays = [to_array("input", leaf) for leaf in leaves]
     axes = {x.ndim - struct.ndim for x, struct in zip(arrays, form.structs, strict=True)}
     if axes not in ({0}, {1}):
         given = ", ".join(str(x.shape) for x in arrays)

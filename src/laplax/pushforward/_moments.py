@@ -85,8 +85,8 @@ def draw_ensemble(
     posterior: Posterior, recipe: Recipe, memory_budget: int, key: jax.Array
 ) -> PyTree:
     """The sampled networks; None if the pushforward has none, or they are too large to keep."""
-    space = posterior.space
-    bytes_of_all = recipe.num_samples * space.whole.size * space.dtype.itemsize
+    network = sum(x.nbytes for x in jax.tree.leaves(posterior.mean))  # fixed leaves are copied, too
+    bytes_of_all = recipe.num_samples * network
     if recipe.pushforward is Pushforward.LINEAR or bytes_of_all > memory_budget:
         return None
     return _sample(posterior, key, recipe.num_samples)
@@ -120,4 +120,4 @@ def prediction_work(
         size += 8 * outputs * (3 * outputs + sampled)
     convolution = shapes.cost.has_convolution
     # Gradients at the taps of a convolution are read again right away.
-    return Work(size, convolution, reread_bytes=2 * CPU_CACHE if convolution and linear else None)
+    return Work(size, convolution, cache_floor=2 * CPU_CACHE if convolution and linear else None)

@@ -13,8 +13,9 @@ from ._jacobian import Jacobian
 
 LOST = 2  # times eps: a number that is this share of those it was computed from has no digit left
 
-# Of a vector inside of U, round-off leaves eps outside, where its variance is eps^2 / tau: by more
-# than this share of 1 / (c s), the variance that it has, no posterior is given.
+# A vector in the span of U leaves eps of itself outside by round-off, where the variance is
+# 1 / tau: an error of eps^2 / tau. A posterior is refused if that is more than this share of the
+# vector's own variance, 1 / (c s).
 ROUND_OFF = 1e-2
 
 

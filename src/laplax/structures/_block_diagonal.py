@@ -30,7 +30,7 @@ class BlockDiagonal(Eigen):
     """G as blocks over groups of leaves; `groups` names the flat slices of each block."""
 
     blocks: tuple[Block, ...]
-    groups: tuple[Group, ...] = static()  # the leaves of each block
+    groups: tuple[Group, ...] = static()  # (start, size) of the leaves of each block
 
     def parts(self) -> list[tuple[Block, Group]]:
         return list(zip(self.blocks, self.groups, strict=True))

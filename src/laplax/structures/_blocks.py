@@ -31,7 +31,7 @@ class Block(abc.ABC):
 
     @property
     def eigenvalues(self) -> jax.Array:
-        """The vector of all e that differ: one for each coordinate."""
+        """e as a vector, one entry for each coordinate."""
         return self.values.reshape(-1)
 
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class DiagonalBlock(Block):
 
 @pytree
 class DenseBlock(Block):
-    """Q by columns. If it has fewer than rows, the block is zero outside of their span U.
+    """Q by columns. With fewer columns than rows, the block is zero outside of their span U.
 
     All that lies outside has one eigenvalue more, the last of `eigenvalues`.
     """

@@ -85,7 +85,7 @@ class Jacobian(abc.ABC):
         return None
 
     def sparse(self, group: Group) -> SparseCoordinates | None:
-        """They without the columns that are zero, if each example has only a few others."""
+        """The same without its zero columns, if each example has only a few others."""
         return None
 
     def coordinates(self, group: Group) -> WholeCoordinates:
