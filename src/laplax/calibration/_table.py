@@ -71,7 +71,7 @@ def _prior_variance(projection: Projection) -> jax.Array:
 
 
 @jax.jit
-def tabulate(projection: Projection, unit: jax.Array | float) -> Table:
+def tabulate(projection: Projection, unit: jax.Array | float = 1.0) -> Table:
     """A table of the variances of these examples: for rows of length P it is one GEMM."""
     dtype = jax.tree.leaves(projection)[0].dtype
     unit = jnp.asarray(unit, dtype)
