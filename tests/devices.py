@@ -39,7 +39,7 @@ STRUCTURES = {
     "full": {},
     "lanczos": {"rank": 4, "num_products": 12},
     "lobpcg": {"rank": 3},
-    "hutchinson": {"key": jax.random.key(1), "num_samples": 4},
+    "hutchinson": {"num_samples": 4},
 }
 LOSSES = {"kfac": "mse", "full": "mse", "lanczos": "binary_cross_entropy"}
 
@@ -140,9 +140,13 @@ def compare(problem, mesh, names, params=None, spread=None, model=network, **opt
         loss = LOSSES.get(name, "cross_entropy")
         data = problem.data(loss)
 
-        def fit(data, params, name=name, loss=loss):
+        given_options = STRUCTURES[name] | options
+        if name == "hutchinson":
+            given_options |= {"key": jax.random.key(1)}
+
+        def fit(data, params, name=name, loss=loss, given_options=given_options):
             return laplax.laplace(
-                model, params, data, loss_fn=loss, curv_type=name, **STRUCTURES[name], **options
+                model, params, data, loss_fn=loss, curv_type=name, **given_options
             )
 
         alone = answers(lambda data, fit=fit: fit(data, given), data, rows)

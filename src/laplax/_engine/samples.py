@@ -33,14 +33,14 @@ def random_batches(data: Data, size: int | None, key: jax.Array) -> Iterator[Bat
     while True:
         order = jax.random.permutation(jax.random.fold_in(key, epoch), count)
         for start in range(0, count - size + 1, size):  # a ragged rest comes in another epoch
-            yield _take(data, order[start : start + size])
+            yield take(data, order[start : start + size])
         epoch += 1
 
 
 def draw(examples: PyTree, num: int, key: jax.Array) -> PyTree:
     """`num` examples without replacement."""
     chosen = jax.random.choice(key, num_rows(examples), (num,), replace=False)
-    return _take(examples, chosen)
+    return take(examples, chosen)
 
 
 def spread(examples: PyTree, most: int) -> PyTree:
@@ -50,5 +50,6 @@ def spread(examples: PyTree, most: int) -> PyTree:
     return jax.tree.map(lambda x: x[::step], examples)
 
 
-def _take(examples: PyTree, rows: jax.Array) -> PyTree:
+def take(examples: PyTree, rows: jax.Array) -> PyTree:
+    """The examples with these numbers."""
     return jax.tree.map(lambda x: x[rows], examples)

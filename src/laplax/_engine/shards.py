@@ -94,7 +94,8 @@ def shards_of(batch: PyTree) -> Shards | None:
         if sharding is None or not sharding.spec:
             continue
         shards = Shards(sharding.mesh, _names(sharding.spec[0]))
-        if shards.count > 1:
+        # Explicit axes are typed even where they have one device.
+        if shards.count > 1 or (shards.axes and AxisType.Explicit in sharding.mesh.axis_types):
             return shards
     return None
 

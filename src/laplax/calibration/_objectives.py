@@ -14,6 +14,7 @@ from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.linalg import diagonal
 from .._engine.loops import map_parts
 from .._engine.memo import WeakInside
+from .._engine.samples import take
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._model import Model, outputs
 from .._traced import traced
@@ -229,6 +230,9 @@ def predictive_objective(
     kept = kept_entries(data)
     if kept is not None and not kept[0].size:
         raise ValueError(NOTHING_LEFT)
+    if kept is not None and len(kept) == 1:  # a mask of examples, not of tokens
+        data = dataclasses.replace(take(data, kept[0]), weight=None)
+        kept = None
     recipe = predictive.recipe
     if isinstance(objective, str):
         objective = str(as_member(CalibrationObjective, objective, "calibration_objective"))

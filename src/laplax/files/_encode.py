@@ -69,7 +69,8 @@ class Encoder:
         return [self.encode(value, f"{where}/{i}") for i, value in enumerate(values)]
 
     def _fields(self, value: Any, where: str) -> dict[str, Code]:
-        names = [field.name for field in dataclasses.fields(value) if field.name != DRAWN_FIELD]
+        fields = [field for field in dataclasses.fields(value) if field.init]
+        names = [field.name for field in fields if field.name != DRAWN_FIELD]
         return {
             name: {PARAMS: None}
             if name == PARAMS_FIELD
