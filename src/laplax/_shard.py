@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
 from ._data import Batch, Loader, as_batch, as_data
 from ._engine.shards import Shards
@@ -115,5 +116,5 @@ def _weight(batch: Batch) -> np.ndarray:
     return np.ones(batch.num_examples) if batch.weight is None else np.asarray(batch.weight)
 
 
-def _with_more(array: Any, more: Any) -> np.ndarray:
+def _with_more(array: ArrayLike, more: ArrayLike) -> np.ndarray:
     return np.concatenate([np.asarray(array), np.asarray(more)])

@@ -6,8 +6,7 @@ function: programs are found again by it. Its first argument is a part of the da
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +18,11 @@ from .chunks import Chunks, even_size
 from .memo import model_jit
 from .shards import Shards, shards_of
 
-Step = Callable[..., Any]
+Step = Callable[..., PyTree]
+Start = int | jax.Array
 
 
-def sum_over(fn: Step, data: Data | PyTree, chunks: Chunks, owner: Any, *args: PyTree) -> Any:
+def sum_over(fn: Step, data: Data | PyTree, chunks: Chunks, owner: PyTree, *args: PyTree) -> PyTree:
     """The sum of `fn(batch, owner, *args)` over the data.
 
     Arrays are summed inside one compiled call; a loader drives the same call. Where the examples
@@ -38,8 +38,8 @@ def sum_over(fn: Step, data: Data | PyTree, chunks: Chunks, owner: Any, *args: P
 
 
 def map_over(
-    fn: Step, batch: PyTree, chunks: Chunks, owner: Any, *args: PyTree, static: Any = None
-) -> Any:
+    fn: Step, batch: PyTree, chunks: Chunks, owner: PyTree, *args: PyTree, static: Hashable = None
+) -> PyTree:
     """`fn(part, owner, *args)` of every chunk of a batch, joined along the first axis.
 
     A `static` configuration that is not None becomes the last argument of `fn`.
@@ -54,11 +54,11 @@ def map_parts(
     fn: Step,
     batch: PyTree,
     chunks: Chunks,
-    owner: Any,
+    owner: PyTree,
     *args: PyTree,
     label: str = "",
     progress: bool | None = False,
-) -> Iterator[Any]:
+) -> Iterator[PyTree]:
     """The same, one chunk after the other, for a caller that looks at them as they come.
 
     `join` makes one of them: where examples are divided among devices, a chunk has some of each.
@@ -69,12 +69,12 @@ def map_parts(
     yield from progress_bar(parts, total, label, progress)
 
 
-def join(parts: list[Any], batch: PyTree) -> Any:
+def join(parts: list[PyTree], batch: PyTree) -> PyTree:
     """What `map_parts` gave for a batch, one after the other as its examples are."""
     return _joined(parts, shards_of(batch))
 
 
-def _joined(parts: list[Any], shards: Shards | None = None) -> Any:
+def _joined(parts: list[PyTree], shards: Shards | None = None) -> PyTree:
     if len(parts) == 1:
         return parts[0]
     if shards is None:
@@ -98,11 +98,11 @@ def _parts(
     batch: PyTree,
     size: int,
     shards: Shards | None,
-    owner: Any,
+    owner: PyTree,
     args: tuple[PyTree, ...],
-    static: Any = None,
+    static: Hashable = None,
     as_rows: bool = False,
-) -> Iterator[Any]:
+) -> Iterator[PyTree]:
     count = num_rows(batch, shards)
     if shards is not None:  # the size was chosen for the examples of all devices
         size = even_size(count, size)
@@ -111,7 +111,7 @@ def _parts(
         yield _part(owner, fn, part, static, shards, as_rows, batch, start, args)
 
 
-def _add_up(parts: Iterator[Any]) -> Any:
+def _add_up(parts: Iterator[PyTree]) -> PyTree:
     return functools.reduce(_added, parts)
 
 
@@ -130,13 +130,13 @@ def _concatenate(*parts: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _join_shards(parts: list[Any], shards: Shards) -> Any:
+def _join_shards(parts: list[PyTree], shards: Shards) -> PyTree:
     return shards.run(lambda parts: jax.tree.map(_concatenate, *parts), parts, apart=True)
 
 
 @functools.partial(model_jit, static_argnums=(1, 2, 3))
 def _sum_inside(
-    owner: Any,
+    owner: PyTree,
     fn: Step,
     size: int,
     shards: Shards | None,
@@ -146,7 +146,7 @@ def _sum_inside(
     # A jit of its own for its trace alone, which serves shapes, loop and rest.
     once = jax.jit(lambda part, owner, args: fn(part, owner, *args), inline=True)
 
-    def local(batch: PyTree, owner: Any, args: tuple[PyTree, ...]) -> PyTree:
+    def local(batch: PyTree, owner: PyTree, args: tuple[PyTree, ...]) -> PyTree:
         return _sum_of_chunks(lambda part: once(part, owner, args), batch, size)
 
     if shards is None:
@@ -180,15 +180,15 @@ def _plus_rest(step: Step, total: PyTree, batch: PyTree, start: int, rest: int) 
 
 @functools.partial(model_jit, static_argnums=(1, 2, 3, 4))
 def _map_inside(
-    owner: Any,
+    owner: PyTree,
     fn: Step,
     size: int,
-    static: Any,
+    static: Hashable,
     shards: Shards | None,
     batch: PyTree,
     args: tuple[PyTree, ...],
-) -> Any:
-    def local(batch: PyTree, owner: Any, args: tuple[PyTree, ...]) -> Any:
+) -> PyTree:
+    def local(batch: PyTree, owner: PyTree, args: tuple[PyTree, ...]) -> PyTree:
         return _map_of_chunks(lambda part: _called(fn, part, owner, args, static), batch, size)
 
     if shards is None:
@@ -196,7 +196,7 @@ def _map_inside(
     return shards.run(local, batch, owner, args, apart=True)
 
 
-def _map_of_chunks(step: Step, batch: PyTree, size: int) -> Any:
+def _map_of_chunks(step: Step, batch: PyTree, size: int) -> PyTree:
     """`step` of the chunks of a batch, joined, inside a trace."""
     count = num_rows(batch)
     if count <= size:
@@ -211,19 +211,19 @@ def _map_of_chunks(step: Step, batch: PyTree, size: int) -> Any:
 
 @functools.partial(model_jit, static_argnums=(1, 2, 3, 4, 5))
 def _part(
-    owner: Any,
+    owner: PyTree,
     fn: Step,
     size: int,
-    static: Any,
+    static: Hashable,
     shards: Shards | None,
     as_rows: bool,
     batch: PyTree,
-    start: int | jax.Array,
+    start: Start,
     args: tuple[PyTree, ...],
-) -> Any:
+) -> PyTree:
     """`fn` of one chunk; `as_rows`: of every device's chunk, each a row of the result."""
 
-    def local(batch: PyTree, owner: Any, start: Any, args: tuple[PyTree, ...]) -> Any:
+    def local(batch: PyTree, owner: PyTree, start: Start, args: tuple[PyTree, ...]) -> PyTree:
         out = _called(fn, _slice(batch, start, size), owner, args, static)
         return jax.tree.map(lambda x: x[None], out) if as_rows else out
 
@@ -232,11 +232,13 @@ def _part(
     return shards.run(local, batch, owner, start, args, apart=True)
 
 
-def _called(fn: Step, part: PyTree, owner: Any, args: tuple[PyTree, ...], static: Any) -> Any:
+def _called(
+    fn: Step, part: PyTree, owner: PyTree, args: tuple[PyTree, ...], static: Hashable
+) -> PyTree:
     return fn(part, owner, *args) if static is None else fn(part, owner, *args, static)
 
 
-def _slice(batch: PyTree, start: int | jax.Array, size: int) -> Any:
+def _slice(batch: PyTree, start: Start, size: int) -> PyTree:
     if num_rows(batch) == size:
         return batch
     return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), batch)

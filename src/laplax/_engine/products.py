@@ -6,11 +6,11 @@ Every function here is plain algebra; the reason for its form is beside it. Meas
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._tree import PyTree
 from .chunks import even_size, on_cpu
 
 POINTS_AT_ONCE = 10  # of a search over hyperparameters
@@ -100,22 +100,22 @@ def joined(parts: list[jax.Array]) -> jax.Array:
     return out
 
 
-def each_example(fn: Callable[[Any], jax.Array], examples: Any) -> jax.Array:
+def each_example(fn: Callable[[PyTree], jax.Array], examples: PyTree) -> jax.Array:
     """fn of every example: on a CPU one after the other, so that a cache holds its temporaries."""
     return jax.lax.map(fn, examples) if on_cpu() else jax.vmap(fn)(examples)
 
 
-def one_by_one(fn: Callable[[Any], Any], xs: Any) -> Any:
+def one_by_one(fn: Callable[[PyTree], PyTree], xs: PyTree) -> PyTree:
     """fn of every x, one after the other, as each stays in a CPU's cache: twice as fast as vmap."""
     return jax.lax.map(fn, xs)
 
 
-def in_groups(fn: Callable[[Any], Any], points: jax.Array) -> Any:
+def in_groups(fn: Callable[[PyTree], PyTree], points: jax.Array) -> PyTree:
     """fn of every point, some together: more would leave a CPU's cache, fewer leave cores idle."""
     return jax.lax.map(fn, points, batch_size=min(POINTS_AT_ONCE, points.shape[0]))
 
 
-def few_examples(fn: Callable[[Any], jax.Array], examples: Any, entries: int) -> jax.Array:
+def few_examples(fn: Callable[[PyTree], jax.Array], examples: PyTree, entries: int) -> jax.Array:
     """fn of every example, as many together as form `ROWS_AT_ONCE` entries."""
     count = jax.tree.leaves(examples)[0].shape[0]
     size = even_size(count, max(1, ROWS_AT_ONCE // entries))

@@ -6,11 +6,10 @@ over which parameters may be divided, stay with the compiler.
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._tree import PyTree
 from . import versions
@@ -20,7 +19,7 @@ from . import versions
 class Shards:
     """The devices among which the examples of a batch are divided equally."""
 
-    mesh: Any  # a Mesh, or an AbstractMesh inside a trace
+    mesh: Mesh | AbstractMesh  # the latter inside a trace
     axes: tuple[str, ...]
 
     @property
@@ -39,15 +38,15 @@ class Shards:
         places = self.sharding.addressable_devices_indices_map((self.count,))
         return len({place[0].indices(self.count) for place in places.values() if place})
 
-    def sum(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree) -> Any:
+    def sum(self, fn: Callable[..., PyTree], batch: PyTree, *whole: PyTree) -> PyTree:
         """The sum over all devices of `fn(part, *whole)`, in one reduction."""
 
-        def local(part: PyTree, *whole: PyTree) -> Any:
+        def local(part: PyTree, *whole: PyTree) -> PyTree:
             return jax.lax.psum(fn(part, *whole), self.axes)
 
         return self.run(local, batch, *whole, apart=False)
 
-    def run(self, fn: Callable[..., Any], batch: PyTree, *whole: PyTree, apart: bool) -> Any:
+    def run(self, fn: Callable[..., PyTree], batch: PyTree, *whole: PyTree, apart: bool) -> PyTree:
         """`fn(part, *whole)` on every device, whose part of the batch is `part`.
 
         Results lie one after the other along their first axis if they are `apart`, and are equal
@@ -100,7 +99,7 @@ def shards_of(batch: PyTree) -> Shards | None:
     return None
 
 
-def axes_in_use(array: Any) -> dict[str, AxisType]:
+def axes_in_use(array: object) -> dict[str, AxisType]:
     """The axes of a mesh that divide an array, with their types."""
     sharding = _sharding_of(array)
     if sharding is None:
@@ -110,7 +109,7 @@ def axes_in_use(array: Any) -> dict[str, AxisType]:
     return {name: types[name] for name in used if sharding.mesh.shape[name] > 1}
 
 
-def _sharding_of(array: Any) -> NamedSharding | None:
+def _sharding_of(array: object) -> NamedSharding | None:
     if not isinstance(array, jax.Array):
         return None
     traced = isinstance(array, jax.core.Tracer)
@@ -118,6 +117,6 @@ def _sharding_of(array: Any) -> NamedSharding | None:
     return sharding if isinstance(sharding, NamedSharding) else None
 
 
-def _names(entry: Any) -> tuple[str, ...]:
+def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     """The axes that one entry of a `PartitionSpec` names."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

@@ -6,6 +6,7 @@ reader has already is not written: the parameters, the model and a likelihood of
 
 import dataclasses
 import enum
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from .._model import Model
+from .._tree import PyTree
 from ..calibration import Calibrated
 from ..likelihoods import LIKELIHOODS, Likelihood
 from ._classes import NAMES
@@ -27,11 +29,11 @@ Code = Any  # what JSON can hold
 class Encoder:
     """Collects the arrays of all that it encodes. `params` are the reader's to bring."""
 
-    def __init__(self, params: Any) -> None:
+    def __init__(self, params: PyTree) -> None:
         self.treedef = jax.tree.structure(params)
         self.arrays: dict[str, np.ndarray] = {}
 
-    def encode(self, value: Any, where: str) -> Code:
+    def encode(self, value: object, where: str) -> Code:
         """A value as JSON; `where` names its arrays, and the value in an error message."""
         if value is None or type(value) in (bool, int, float, str):
             return value
@@ -65,7 +67,7 @@ class Encoder:
             return "class", [NAMES[type(value)], self._fields(value, where)]
         raise TypeError(_refusal(value, where))
 
-    def _all(self, values: Any, where: str) -> list[Code]:
+    def _all(self, values: Iterable[object], where: str) -> list[Code]:
         return [self.encode(value, f"{where}/{i}") for i, value in enumerate(values)]
 
     def _fields(self, value: Any, where: str) -> dict[str, Code]:
@@ -95,7 +97,7 @@ class Encoder:
         self.arrays[where] = array
         return where
 
-    def tree(self, treedef: Any, where: str) -> Code:
+    def tree(self, treedef: jax.tree_util.PyTreeDef, where: str) -> Code:
         """A pytree of zeros with this structure, unless it is that of the parameters."""
         if treedef == self.treedef:
             return PARAMS
@@ -116,7 +118,7 @@ def _likelihood(likelihood: Likelihood) -> tuple[str, str]:
     return "own_likelihood", type(likelihood).__name__
 
 
-def _refusal(value: Any, where: str) -> str:
+def _refusal(value: object, where: str) -> str:
     kind = type(value).__name__
     if callable(value) and not dataclasses.is_dataclass(value):
         what = f"the function {getattr(value, '__name__', kind)}, and a file holds no code"

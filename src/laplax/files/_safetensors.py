@@ -65,7 +65,7 @@ def bytes_of(x: np.ndarray) -> memoryview:
 
 def _header(arrays: Mapping[str, np.ndarray], text: Mapping[str, str]) -> bytes:
     """The first bytes of a file, up to the data."""
-    entries: dict[str, Any] = {"__metadata__": dict(text)}
+    entries: dict[str, object] = {"__metadata__": dict(text)}
     start = 0
     for name, x in arrays.items():
         if x.dtype not in _NAMES:
@@ -83,14 +83,14 @@ def _header(arrays: Mapping[str, np.ndarray], text: Mapping[str, str]) -> bytes:
     return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _checksum(header: bytes, data: Iterable[Any]) -> str:
+def _checksum(header: bytes, data: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256(header)
     for buffer in data:
         digest.update(buffer)
     return digest.hexdigest()
 
 
-def _replace(path: Path, parts: Iterable[Any]) -> None:
+def _replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a new file beside the old one, and put it in its place once it is on the disk."""
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -139,7 +139,7 @@ def parse(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     return arrays, text
 
 
-def _json_object(header: bytes) -> dict[str, Any]:
+def _json_object(header: bytes) -> dict[str, object]:
     try:
         entries = loads(header.decode())
     except UnicodeDecodeError as error:
@@ -163,7 +163,7 @@ def loads(text: str) -> Any:
         raise FileError(f"the header is damaged: {error}") from None
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         names = [name for name, _ in pairs]
@@ -179,7 +179,7 @@ def _refuse(constant: str) -> None:
 Place = tuple[np.dtype, tuple[int, ...], int, int]
 
 
-def _place(name: str, entry: Any) -> Place:
+def _place(name: str, entry: object) -> Place:
     """The dtype and shape of an array, and where it starts and ends."""
     if not NAME.fullmatch(name):
         raise FileError(f"an array has the name {name[:80]!r}, which laplax.save does not write")
@@ -199,7 +199,7 @@ def _place(name: str, entry: Any) -> Place:
     return dtype, tuple(shape), start, end
 
 
-def _are_sizes(numbers: Any) -> bool:
+def _are_sizes(numbers: object) -> bool:
     return isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers)
 
 
