@@ -283,7 +283,26 @@ def refusals(problem):
         divided = {"w": jax.device_put(params["w"], columns)}
         laplax.laplace(model, divided, data, loss_fn="mse", curv_type="diagonal")
 
+    def inside(check_vma):
+        def covariance(input, target):
+            posterior_fn, _ = laplax.laplace(
+                model, params, (input, target), loss_fn="mse", curv_type="diagonal"
+            )
+            return jax.lax.psum(posterior_fn(PRIOR).cov_mv(jnp.ones(12, FLOAT)), "d")
+
+        rows = PartitionSpec("d")
+        spread = jax.shard_map(
+            covariance,
+            mesh=auto,
+            in_specs=(rows, rows),
+            out_specs=PartitionSpec(),
+            check_vma=check_vma,
+        )
+        return jax.jit(spread)(*data)
+
     return {
+        "checked": said(lambda: inside(True)),
+        "unchecked": said(lambda: inside(False)),
         "shared": said(lambda: fit(auto, laplax.shard(data, auto))),
         "explicit": said(lambda: fit(explicit, data)),
         "axis": said(lambda: laplax.shard(data, auto, "dta")),

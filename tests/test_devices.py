@@ -100,5 +100,7 @@ def test_placements_that_cannot_work_are_refused():
     assert "the axis 'd' of the mesh divides the data and the leaf 'w' of params" in said["shared"]
     assert "'w' of params is divided along the explicit axis 'd'" in said["explicit"]
     assert "axis_types=(jax.sharding.AxisType.Auto,)" in said["explicit"]
+    assert "data's input varies along d, inside a jax.shard_map that checks this" in said["checked"]
+    assert said["unchecked"] == ""
     assert "unknown axis of the mesh 'dta'" in said["axis"]
     assert "mesh must be a jax.sharding.Mesh" in said["mesh"]

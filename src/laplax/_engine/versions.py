@@ -24,8 +24,19 @@ SETTINGS = (
 )
 
 
-# In `jax.sharding` before 0.9.
-reshard = getattr(jax, "reshard", None) or jax.sharding.reshard
+def reshard(x: jax.Array, place: jax.sharding.NamedSharding) -> jax.Array:
+    """The array on explicit axes, divided as `place` says."""
+    home: Any = jax if hasattr(jax, "reshard") else jax.sharding  # before 0.9
+    moved: jax.Array = home.reshard(x, place)
+    return moved
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The axes of a `jax.shard_map` with `check_vma=True` along which a traced array varies."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)  # `vma` before 0.10
+    axes: frozenset[str] = getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+    return axes
 
 
 def __getattr__(name: str) -> Any:
