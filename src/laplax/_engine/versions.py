@@ -3,6 +3,7 @@
 `jax.extend.core` is loaded when a model is first traced: it brings Pallas, which takes a while.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -26,7 +27,9 @@ SETTINGS = (
 
 def reshard(x: jax.Array, place: jax.sharding.NamedSharding) -> jax.Array:
     """The array on explicit axes, divided as `place` says."""
-    home: Any = jax if hasattr(jax, "reshard") else jax.sharding  # before 0.9
+    home: Any = jax
+    if not hasattr(jax, "reshard"):  # before 0.9
+        home = importlib.import_module("jax.experimental.shard")
     moved: jax.Array = home.reshard(x, place)
     return moved
 
