@@ -14,8 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from ._arguments import warn
+from ._engine import versions
 from ._engine.arrays import all_finite, is_concrete, owned
-from ._engine.versions import varying_axes
 from ._enums import check_names
 from ._fingerprint import Fingerprint, fingerprint
 from ._tree import PyTree, is_floating, leaf_names, one_of, pytree
@@ -324,9 +324,9 @@ def to_array(field: str, leaf: Any) -> jax.Array:
         if hasattr(leaf, "to_numpy"):
             hint = "; take the columns of numbers alone: frame[columns].to_numpy()"
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number{hint}")
-    if isinstance(array, jax.core.Tracer) and varying_axes(array):
+    if isinstance(array, jax.core.Tracer) and versions.varying_axes(array):
         raise ValueError(
-            f"data's {field} varies along {', '.join(sorted(varying_axes(array)))}, inside a "
+            f"data's {field} varies along {', '.join(sorted(versions.varying_axes(array)))}, inside a "
             "jax.shard_map that checks this. The derivatives of a traced model do not carry it: "
             "write jax.shard_map(..., check_vma=False), or pass divided arrays to laplax outside "
             "of the jax.shard_map"
