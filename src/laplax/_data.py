@@ -324,17 +324,24 @@ def to_array(field: str, leaf: Any) -> jax.Array:
         if hasattr(leaf, "to_numpy"):
             hint = "; take the columns of numbers alone: frame[columns].to_numpy()"
         raise TypeError(f"data's {field} holds {array.dtype}, which is not a number{hint}")
-    if isinstance(array, jax.core.Tracer) and versions.varying_axes(array):
-        raise ValueError(
-            f"data's {field} varies along {', '.join(sorted(versions.varying_axes(array)))}, inside a "
-            "jax.shard_map that checks this. The derivatives of a traced model do not carry it: "
-            "write jax.shard_map(..., check_vma=False), or pass divided arrays to laplax outside "
-            "of the jax.shard_map"
-        )
+    if isinstance(array, jax.core.Tracer):
+        _refuse_varying(array, field)
     if field == "weight":
         # Masks and integers count as numbers, and their roots need the widest type there is.
         return owned(array).astype(jnp.result_type(float))
     return owned(array)  # loaders write into their arrays again, and JAX may read them later
+
+
+def _refuse_varying(array: jax.Array, field: str) -> None:
+    """A traced model is evaluated again, and its equations do not say along what they vary."""
+    axes = versions.varying_axes(array)
+    if axes:
+        raise ValueError(
+            f"data's {field} varies along {', '.join(sorted(axes))}, inside a jax.shard_map that "
+            "checks this. The derivatives of a traced model do not carry it: write "
+            "jax.shard_map(..., check_vma=False), or pass divided arrays to laplax outside of the "
+            "jax.shard_map"
+        )
 
 
 def _common_length(arrays: list[PyTree]) -> int:
