@@ -17,8 +17,8 @@ import time
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE / "compare"))
 
-FITS = {"diagonal": {}, "kfac": {}, "lanczos": {"rank": 10, "num_products": 12}}
-EXAMPLES = {"c": 60_000, "d": 8_000}
+FITS = {"diagonal": {}, "kfac": {}, "lanczos": {"rank": 3, "num_products": 4}}
+EXAMPLES = {"c": 240_000, "d": 16_000}
 ENTRIES = 5  # of a product with the covariance that are compared
 
 
