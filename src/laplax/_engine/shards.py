@@ -68,9 +68,7 @@ class Shards:
         """The batch with all its arrays divided, as explicit axes ask for."""
         if AxisType.Explicit not in self.mesh.axis_types:
             return batch
-        examples = PartitionSpec(self.axes)
-        mesh = self.mesh.abstract_mesh
-        place = NamedSharding(mesh, examples)
+        place = NamedSharding(self.mesh.abstract_mesh, PartitionSpec(self.axes))
         return jax.tree.map(lambda x: versions.reshard(x, place), batch)
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._flow import CALLS, opened
+from ._uses import Map
 
 Step = tuple[str, tuple[int, ...] | bytes]
-Map = Callable[[jax.Array], jax.Array]
 # Views that move no entry: of a leaf all of whose entries are there once, they change the shape.
 SHAPE_ONLY = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "slice"}
 SAME = {"convert_element_type", "copy"}
