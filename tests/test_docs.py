@@ -70,7 +70,18 @@ def test_the_code_on_the_page_runs(page):
 
 @pytest.mark.parametrize(
     "module",
-    ["", "estimators", "fsp", "likelihoods", "metrics", "plot", "predictives", "structures"],
+    [
+        "",
+        "baselines",
+        "estimators",
+        "fsp",
+        "likelihoods",
+        "metrics",
+        "plot",
+        "predictives",
+        "standard_errors",
+        "structures",
+    ],
 )
 def test_every_public_object_is_on_a_page_of_the_reference(module):
     home = importlib.import_module(f"laplax.{module}".rstrip("."))

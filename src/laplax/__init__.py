@@ -32,6 +32,7 @@ from .curvature import FisherEmpirical as FisherEmpirical
 from .curvature import FisherMC as FisherMC
 from .curvature import Hessian as Hessian
 from .estimators import register_curvature_method as register_curvature_method
+from .evaluation import judge as judge
 from .evidence import data_fit as data_fit
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
@@ -62,13 +63,16 @@ _LATER = {
 }
 
 
+_LATER_MODULES = ("baselines", "fsp", "standard_errors")
+
+
 def __getattr__(name: str) -> Any:
-    if name == "fsp":
-        return importlib.import_module(".fsp", __name__)
+    if name in _LATER_MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LATER[name], __name__), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LATER, "fsp"]
+    return [*globals(), *_LATER, *_LATER_MODULES]

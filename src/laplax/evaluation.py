@@ -1,15 +1,15 @@
 """Metrics of a predictive over a data set."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ._data import Batch, DataLike, Loader
+from ._data import Batch, Data, DataLike, Loader
 from ._engine.shards import everywhere
 from ._tree import PyTree
 from .likelihoods import Bernoulli
@@ -21,12 +21,26 @@ from .metrics import (
     get_metric,
     required_parameters,
 )
-from .pushforward import FIELDS, PredictiveFamily, ProbPredictive, Recipe
+from .pushforward import FIELDS, Prediction, PredictiveFamily, ProbPredictive, Recipe
 
 MetricLike = str | Metric | Callable[..., ArrayLike]
 Metrics = Sequence[MetricLike] | Mapping[str, MetricLike] | None
 Results = dict[str, Any]  # a number for most metrics, an array for some
 NOTHING_LEFT = "the weights of the data are all zero: there is nothing to judge"
+
+
+class Judged(Protocol):
+    """What can be judged: a Laplace predictive at fixed hyperparameters, a baseline, a mixture."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Likelihood and fields."""
+
+    def __call__(self, input: PyTree, fields: Sequence[str] | None = None) -> Prediction:
+        """Fields of the prediction."""
+
+    def checked(self, data: DataLike, progress: bool | None = None) -> Data:
+        """Data that were compared with model and likelihood."""
 
 
 def evaluate(
@@ -37,25 +51,54 @@ def evaluate(
     progress: bool | None,
 ) -> tuple[Results, ProbPredictive]:
     """Metrics of a predictive over a data set, exact on ragged batches; and what was judged."""
-    recipe = predictive.recipe
-    resolved = resolve_metrics(metrics, recipe)
+    resolved = resolve_metrics(metrics, predictive.recipe)
     prob_predictive = predictive(prior_arguments)
-    problem = predictive.posterior_fn.problem(predictive.model, data, progress)
+    return judge(prob_predictive, data, resolved, progress), prob_predictive
+
+
+def judge(
+    prob_predictive: Judged,
+    data: DataLike,
+    metrics: Metrics = None,
+    progress: bool | None = None,
+) -> Results:
+    """Metrics of any predictive over a data set, exact on ragged batches.
+
+    Args:
+        prob_predictive: What `set_prob_predictive(prior_arguments)` returns, or a baseline.
+        data: Held-out data, arrays or a loader, as for `laplax.evaluation`.
+        metrics: As for `laplax.evaluation`.
+        progress: Show a bar while a loader is read; by default when a terminal is attached.
+
+    Returns:
+        A dict from metric to number.
+    """
+    recipe = prob_predictive.recipe
+    resolved = resolve_metrics(metrics, recipe)
+    checked = prob_predictive.checked(data, progress)
     fields = needed_fields(resolved.values(), recipe)
-    batches = problem.data if isinstance(problem.data, Loader) else [problem.data]
     parts: dict[str, list[PyTree]] = {name: [] for name in resolved}
-    for batch in batches:
+    for observed in observations(prob_predictive, checked, fields):
+        for name, metric in resolved.items():
+            parts[name].append(metric.batch(observed))
+    results = {name: m.finalise(m.merge(parts[name])) for name, m in resolved.items()}
+    return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}
+
+
+def observations(
+    prob_predictive: Judged, data: Data, fields: Sequence[str]
+) -> Iterator[dict[str, jax.Array]]:
+    """Predictions and targets of checked data, batch by batch, as metrics want them."""
+    nothing = True
+    for batch in data if isinstance(data, Loader) else [data]:
         kept = kept_entries(batch)
         if kept is not None and not kept[0].size:
             continue
+        nothing = False
         prediction = everywhere(prob_predictive(batch.input, fields))
-        observed = observe(recipe, prediction, everywhere(batch.target), kept)
-        for name, metric in resolved.items():
-            parts[name].append(metric.batch(observed))
-    if not any(parts.values()) and resolved:
+        yield observe(prob_predictive.recipe, prediction, everywhere(batch.target), kept)
+    if nothing:
         raise ValueError(NOTHING_LEFT)
-    results = {name: m.finalise(m.merge(parts[name])) for name, m in resolved.items()}
-    return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}, prob_predictive
 
 
 def resolve_metrics(metrics: Metrics, recipe: Recipe) -> dict[str, Metric]:
@@ -93,8 +136,7 @@ def check_metric(name: str, metric: Metric, recipe: Recipe) -> None:
             meaning = FIELDS.get(field, "no field of any prediction")
             raise ValueError(
                 f"metric {name!r} asks for {field!r} ({meaning}), which this prediction does not "
-                f"have (loss_fn {recipe.likelihood.name}, pushforward {recipe.pushforward}); it "
-                f"has: {', '.join(recipe.allowed_fields)}, target"
+                f"have, with {recipe.described}; it has: {', '.join(recipe.allowed_fields)}, target"
             )
 
 

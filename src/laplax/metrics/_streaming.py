@@ -40,6 +40,7 @@ class Metric:
     finalise: Callable[[Any], jax.Array]
     collect: bool = False
     __name__: ClassVar[str]  # of a metric of the library
+    each: ClassVar[Callable[..., jax.Array] | None] = None  # of a mean: the terms, one per entry
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """A metric of the library is pickled by its name, any other one by its functions."""
@@ -135,7 +136,10 @@ def mean_metric(
     def statistics(*values: Any, **options: Any) -> Mean:
         return mean_of(fn(*values, **options))
 
-    return named_metric(statistics, finalise)
+    metric = named_metric(statistics, finalise)
+    if finalise is mean_value:
+        vars(metric)["each"] = fn
+    return metric
 
 
 def collected_metric(fn: Callable[..., jax.Array]) -> Metric:

@@ -60,6 +60,14 @@ class Recipe(WeakInside):
         return isinstance(self.likelihood, Categorical | Bernoulli)
 
     @property
+    def described(self) -> str:
+        """In the words of messages."""
+        return (
+            f"likelihood ({self.likelihood.name}), pushforward ({self.pushforward}) and predictive "
+            f"({self.predictive})"
+        )
+
+    @property
     def draws_outputs(self) -> bool:
         """Whether the mean of y is taken over draws: a link of whole vectors, not a known one."""
         own = not self.regression and not self.classification
@@ -97,9 +105,8 @@ class Recipe(WeakInside):
                 raise ValueError(f"unknown field {name!r}{near_miss(name, self.allowed_fields)}")
             if name not in self.allowed_fields:
                 raise ValueError(
-                    f"the field {name!r} ({FIELDS[name]}) does not exist for this likelihood "
-                    f"({self.likelihood.name}), pushforward ({self.pushforward}) and predictive "
-                    f"({self.predictive}); there are: {', '.join(self.allowed_fields)}"
+                    f"the field {name!r} ({FIELDS[name]}) does not exist for this "
+                    f"{self.described}; there are: {', '.join(self.allowed_fields)}"
                 )
         return tuple(fields)
 

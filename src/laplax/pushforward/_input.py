@@ -12,6 +12,17 @@ from .._traced import traced
 from .._tree import PyTree, one_of
 
 
+def as_inputs(model: Model, params: PyTree, input: PyTree, form: Form) -> tuple[PyTree, bool]:
+    """A checked batch, and whether it was one input."""
+    arrays = check_input(input, form)
+    more = [x.ndim - s.ndim for x, s in zip(arrays, form.structs, strict=True)]
+    single = not any(more)
+    batch = [x[None] for x in arrays] if single else arrays
+    tree = jax.tree.unflatten(form.treedef, batch)
+    check_shapes(model, params, tree, form)
+    return tree, single
+
+
 def check_input(input: PyTree, form: Form) -> list[jax.Array]:
     """The leaves of one input, or of a batch of them, as arrays."""
     treedef: Any = jax.tree.structure(input)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 FIELDS = {
     "map": "output at the MAP weights",
@@ -61,3 +62,18 @@ class Prediction(Mapping[str, jax.Array]):
     def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "Prediction":
         """From numbers and names."""
         return cls(dict(zip(names, values, strict=True)))
+
+
+def of_first(prediction: Prediction) -> Prediction:
+    """The prediction of one input, from that of a batch of one."""
+    return Prediction(
+        {name: x[:, 0] if name == "samples" else x[0] for name, x in prediction.items()}
+    )
+
+
+def with_samples_axis(prediction: Prediction, source: int, target: int) -> Prediction:
+    """Chunks are joined on the first axis, so the axis of samples has to step aside."""
+    fields = dict(prediction)
+    if "samples" in fields:
+        fields["samples"] = jnp.moveaxis(fields["samples"], source, target)
+    return Prediction(fields)

@@ -7,21 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._data import Form
+from .._data import Data, DataLike, Form
 from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, Chunks, cut
 from .._engine.loops import map_over
 from .._engine.memo import WeakInside, model_jit
 from .._model import Model
+from .._problem import make_problem
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFamily
 from ._export import any_batch, exported, fixed_batch, in_chunks
 from ._fields import Recipe, make_fields
-from ._input import check_input, check_shapes
+from ._input import as_inputs
 from ._jacobian import jacobian
 from ._moments import draw_ensemble, moments_of, prediction_work
-from ._prediction import Prediction
+from ._prediction import Prediction, of_first, with_samples_axis
 
 
 @pytree
@@ -46,11 +47,16 @@ class ProbPredictive(WeakInside):
         names = self.recipe.check_fields(chosen)
         batch, single = self._as_batch(input)
         prediction = predict(self, batch, names)
-        if not single:
-            return prediction
-        return Prediction(
-            {name: x[:, 0] if name == "samples" else x[0] for name, x in prediction.items()}
-        )
+        return of_first(prediction) if single else prediction
+
+    def checked(self, data: DataLike, progress: bool | None = None) -> Data:
+        """Held-out data that were compared with the model and the likelihood."""
+        likelihood = self.recipe.likelihood
+        vmap = self.model.vmap_over_data
+        mean = self.posterior.mean
+        return make_problem(
+            self.model.fn, mean, data, likelihood, vmap_over_data=vmap, progress=progress
+        ).data
 
     def kernel(self, input: PyTree, other: PyTree | None = None) -> jax.Array:
         """k(x, x') = J(x) Lambda^-1 J(x')^T over batches, shape (n, C, m, C).
@@ -100,7 +106,7 @@ class ProbPredictive(WeakInside):
                 return dict(_predict_chunk(part, predictive, names))
 
             predicted = in_chunks(step, size, given[-1]) if symbolic_batch else step(given[-1])
-            return dict(_with_samples_axis(Prediction(predicted), 1, 0))
+            return dict(with_samples_axis(Prediction(predicted), 1, 0))
 
         shapes = any_batch(batch) if symbolic_batch else fixed_batch(batch)
         return exported(program, shapes, None if include_arrays else self.arrays, platforms)
@@ -111,13 +117,7 @@ class ProbPredictive(WeakInside):
         return [x for x in jax.tree.leaves(self) if not _is_key(x)]
 
     def _as_batch(self, input: PyTree) -> tuple[PyTree, bool]:
-        arrays = check_input(input, self.form)
-        more = [x.ndim - s.ndim for x, s in zip(arrays, self.form.structs, strict=True)]
-        single = not any(more)
-        batch = [x[None] for x in arrays] if single else arrays
-        tree = jax.tree.unflatten(self.form.treedef, batch)
-        check_shapes(self.model, self.posterior.mean, tree, self.form)
-        return tree, single
+        return as_inputs(self.model, self.posterior.mean, input, self.form)
 
 
 def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) -> Prediction:
@@ -130,7 +130,7 @@ def predict(predictive: ProbPredictive, batch: PyTree, fields: tuple[str, ...]) 
         predictive = dataclasses.replace(predictive, ensemble=ensemble)
     chunks = _chunks(predictive, batch, fields, in_trace=not is_concrete(predictive, batch))
     prediction = map_over(_predict_chunk, batch, chunks, predictive, static=fields)
-    return _with_samples_axis(prediction, 1, 0)
+    return with_samples_axis(prediction, 1, 0)
 
 
 def _chunks(
@@ -152,15 +152,7 @@ def _is_key(x: jax.Array) -> bool:
 def _predict_chunk(part: PyTree, p: ProbPredictive, fields: tuple[str, ...]) -> Prediction:
     moments = moments_of(p.recipe)(p.recipe, p.model, p.posterior, p.key, p.ensemble, part, fields)
     prediction = make_fields(p.recipe, moments, p.sigma_squared, p.key, fields)
-    return _with_samples_axis(prediction, 0, 1)
-
-
-def _with_samples_axis(prediction: Prediction, source: int, target: int) -> Prediction:
-    """Chunks are joined on the first axis, so the axis of samples has to step aside."""
-    fields = dict(prediction)
-    if "samples" in fields:
-        fields["samples"] = jnp.moveaxis(fields["samples"], source, target)
-    return Prediction(fields)
+    return with_samples_axis(prediction, 0, 1)
 
 
 @model_jit
