@@ -27,4 +27,9 @@ assert not spread.is_fully_addressable
 structure = dataclasses.replace(posterior_fn.structure, basis=spread)
 laplax.save(PATH, dataclasses.replace(posterior_fn, structure=structure), include_params=True)
 assert np.array_equal(laplax.load(PATH, mlp_fn).structure.basis, basis)
+
+try:
+    laplax.save("/no such folder/a", posterior_fn)
+except OSError as error:
+    print(error)
 print("saved")

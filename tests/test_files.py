@@ -418,7 +418,9 @@ def test_many_processes_write_one_file(tmp_path):
     results = [process.communicate(timeout=300) for process in processes]
     for process, (out, error) in zip(processes, results, strict=True):
         assert process.returncode == 0, error
+        assert "/no such folder" in out  # process 0 could not write, and both say so
         assert out.split()[-1] == "saved"
+    assert "process 0, which writes for all, could not" in results[1][0]
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ._batching import check_independent
 from ._data import Batch, Data, Loader, as_data
 from ._engine.arrays import all_finite, is_concrete, owned
-from ._engine.shards import everywhere
+from ._engine.shards import to_numpy
 from ._model import Model, check_signature
 from ._output import describe
 from ._placement import check_placement
@@ -143,7 +143,7 @@ def _differs(known: Traced, batch: Batch, number: int) -> str:
 
 def _check_values(likelihood: Likelihood, output: jax.ShapeDtypeStruct, batch: Batch) -> None:
     if is_concrete(batch):
-        target = jax.tree.map(np.asarray, everywhere(batch.target))
+        target = jax.tree.map(to_numpy, batch.target)
         likelihood.check_target_values(output.shape, target)
 
 

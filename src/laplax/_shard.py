@@ -45,7 +45,7 @@ def shard(data: Any, mesh: Mesh, axis: str | Sequence[str] | None = None) -> Any
     checked = as_data(data)
     if isinstance(checked, Loader):
         return _ShardedBatches(data, shards)
-    return _spread(checked, shards, masked=False)
+    return _spread(checked, _counts(checked), shards, masked=False)
 
 
 def _axes(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -73,31 +73,37 @@ class _ShardedBatches:
         batches = iter(self._batches)
         for number in itertools.count(1):
             raw = next(batches, None)
-            if not _all_have(raw is not None, number):
+            batch = None if raw is None else as_batch(raw)
+            counts = _counts(batch)
+            if not counts.any():
                 return
-            yield _spread(as_batch(raw), self._shards, masked=True)
+            _check_none_ended(counts, number)
+            assert batch is not None
+            yield _spread(batch, counts, self._shards, masked=True)
 
 
-def _all_have(present: bool, number: int) -> bool:
-    """Whether there is one more batch; every process must say the same."""
+def _counts(batch: Batch | None) -> np.ndarray:
+    """How many examples every process has in its batch; 0 where there is no batch."""
+    here = np.array(0 if batch is None else batch.num_examples)
     if jax.process_count() == 1:
-        return present
-    answers = multihost_utils.process_allgather(np.array(present))
-    if answers.all() != answers.any():
-        ended = ", ".join(str(i) for i in np.flatnonzero(~answers))
+        return here.reshape(1)
+    counts: np.ndarray = multihost_utils.process_allgather(here)
+    return counts
+
+
+def _check_none_ended(counts: np.ndarray, number: int) -> None:
+    """Every process must have a batch if one has."""
+    if not counts.all():
+        ended = ", ".join(str(i) for i in np.flatnonzero(counts == 0))
         raise ValueError(
             f"the processes have different numbers of batches: there is no batch {number} on "
             f"process {ended}, and there is one on the others. Every process must give as many "
             "batches; the batches themselves may differ in size"
         )
-    return present
 
 
-def _spread(batch: Batch, shards: Shards, masked: bool) -> dict[str, PyTree]:
+def _spread(batch: Batch, counts: np.ndarray, shards: Shards, masked: bool) -> dict[str, PyTree]:
     """One batch on the devices; `masked` gives it a weight even where it needs none."""
-    counts = np.array([batch.num_examples])
-    if jax.process_count() > 1:
-        counts = multihost_utils.process_allgather(counts).reshape(-1)
     here = shards.count_here
     size = -(-int(counts.max()) // here) * here
     place = shards.sharding

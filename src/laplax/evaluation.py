@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ._data import Batch, Data, DataLike, Loader
-from ._engine.shards import everywhere
+from ._engine.shards import everywhere, to_numpy
 from ._tree import PyTree
 from .likelihoods import Bernoulli
 from .metrics import (
@@ -174,7 +174,7 @@ def kept_entries(batch: Batch) -> Kept | None:
     """What a mask leaves of a batch: metrics are means over examples, and see those alone."""
     if batch.weight is None:
         return None
-    weight = np.asarray(everywhere(batch.weight))
+    weight = to_numpy(batch.weight)
     if not np.isin(weight, (0, 1)).all():
         raise ValueError(
             "metrics count examples, so a weight of held-out data must be 0 or 1, a mask; found "

@@ -7,8 +7,11 @@ over which parameters may be divided, stay with the compiler.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._tree import PyTree
@@ -78,6 +81,13 @@ def everywhere(tree: PyTree) -> PyTree:
     if shards is None:
         return tree
     return jax.device_put(tree, NamedSharding(shards.mesh, PartitionSpec()))
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """The values of an array, also where other processes hold parts of it."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
 
 
 def shards_of(batch: PyTree) -> Shards | None:

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
+from .._engine.shards import to_numpy
 from .._model import Model
 from .._tree import PyTree
 from ..calibration import Calibrated
@@ -102,13 +102,6 @@ class Encoder:
         if treedef == self.treedef:
             return PARAMS
         return self.encode(jax.tree.unflatten(treedef, [0] * treedef.num_leaves), where)
-
-
-def to_numpy(x: Any) -> np.ndarray:
-    """The values of an array, also where other processes hold parts of it."""
-    if isinstance(x, jax.Array) and not x.is_fully_addressable:
-        x = multihost_utils.process_allgather(x, tiled=True)
-    return np.asarray(x)
 
 
 def _likelihood(likelihood: Likelihood) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from ._parameters import check_record, record_of
 from ._safetensors import FileError, loads, read, write
 
 FORMAT = 1
+MAX_MESSAGE = 500  # bytes of an error that the other processes repeat
 MAX_OUTPUTS = 1024  # of the model, which are compared
 Saved = PosteriorFn | SetProbPredictive | ProbPredictive | tuple[dict[str, Any], SetProbPredictive]
 
@@ -80,11 +81,31 @@ def save(path: str | os.PathLike, saved: Saved, *, include_params: bool = False)
         "outputs": _encode_outputs(encoder, parts),
         "data": encoder.encode(parts.posterior_fn and parts.posterior_fn.data, "data"),
     }
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    _write_once(path, encoder.arrays, text)
+
+
+def _write_once(path: str | os.PathLike, arrays: dict[str, np.ndarray], text: str) -> None:
+    """Written by the first process. What goes wrong there is raised by all: none waits for it."""
+    error: Exception | None = None
     if jax.process_index() == 0:
-        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-        write(path, encoder.arrays, {"laplax": text})
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("laplax.save")
+        try:
+            write(path, arrays, {"laplax": text})
+        except (OSError, FileError) as failure:
+            error = failure
+    said = _said_by_first("" if error is None else str(error) or type(error).__name__)
+    if said:
+        raise error or OSError(f"process 0, which writes for all, could not: {said}")
+
+
+def _said_by_first(message: str) -> str:
+    """The message of the first process, in all; none goes on before it has spoken."""
+    if jax.process_count() == 1:
+        return message
+    text = message.encode()[:MAX_MESSAGE]
+    padded = np.frombuffer(text.ljust(MAX_MESSAGE, b"\0"), np.uint8)
+    heard = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
+    return heard.tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def load(

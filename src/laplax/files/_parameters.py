@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from .._engine.shards import to_numpy
 from .._tree import PyTree, leaf_names
-from ._encode import to_numpy
 from ._safetensors import FileError, bytes_of
 
 Record = list[dict[str, Any]]
