@@ -19,23 +19,23 @@ class HeldOut(NamedTuple):
     weight: np.ndarray
 
 
-def held_out(predictive: Judged, data: Data) -> HeldOut:
-    """All of them, from checked data."""
+def held_out(predictive: Judged, data: Data, field: str = "pred_mean") -> HeldOut:
+    """All of them, from checked data; in place of the outputs another field of their shape."""
     likelihood = predictive.recipe.likelihood
     batches = data if isinstance(data, Loader) else [data]
-    parts = [_of_batch(predictive, likelihood, batch) for batch in batches]
+    parts = [_of_batch(predictive, likelihood, batch, field) for batch in batches]
     joined = HeldOut(*(np.concatenate(x) for x in zip(*parts, strict=True)))
     if not np.any(joined.weight):
         raise ValueError(NOTHING_LEFT)
     return joined
 
 
-def _of_batch(predictive: Judged, likelihood: Likelihood, batch: Batch) -> HeldOut:
+def _of_batch(predictive: Judged, likelihood: Likelihood, batch: Batch, field: str) -> HeldOut:
     kept_entries(batch)  # a weight must be a mask
-    mean = everywhere(predictive(batch.input, ["pred_mean"]).pred_mean)
-    events = likelihood.batch_shape(mean.shape)
+    outputs = everywhere(predictive(batch.input, [field])[field])
+    events = likelihood.batch_shape(outputs.shape)
     return HeldOut(
-        outputs=np.asarray(mean, np.float64),
+        outputs=np.asarray(outputs, np.float64),
         target=np.asarray(everywhere(batch.target)),
         weight=np.asarray(weigh(jnp.ones(events), batch.weight)),
     )

@@ -15,7 +15,7 @@ class MemberRecipe(Recipe):
     """Fields from the outputs of one network or several, as from sampled networks."""
 
     name: str = ""
-    has_map: bool = True  # whether one of the networks is the MAP
+    excluded: tuple[str, ...] = ()  # fields that this baseline does not have
 
     @property
     def described(self) -> str:
@@ -25,12 +25,16 @@ class MemberRecipe(Recipe):
     @property
     def default_fields(self) -> tuple[str, ...]:
         """What comes without asking."""
-        fields = super().default_fields
-        return fields if self.has_map else tuple(name for name in fields if name != "map")
+        return tuple(name for name in super().default_fields if name not in self.excluded)
+
+    @property
+    def allowed_fields(self) -> tuple[str, ...]:
+        """What can be asked for."""
+        return tuple(name for name in super().allowed_fields if name not in self.excluded)
 
 
 def member_recipe(
-    name: str, loss_fn: LossFn, num_members: int = 1, has_map: bool = True
+    name: str, loss_fn: LossFn, num_members: int = 1, excluded: tuple[str, ...] = ()
 ) -> MemberRecipe:
     """The recipe of a baseline with so many members."""
     likelihood = as_likelihood(loss_fn)
@@ -41,5 +45,5 @@ def member_recipe(
         predictive=Predictive.MC_BRIDGE if classes else None,
         num_samples=num_members,
         name=name,
-        has_map=has_map,
+        excluded=excluded,
     )
