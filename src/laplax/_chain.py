@@ -14,7 +14,7 @@ from ._model import Model
 from ._tree import PyTree, pytree
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
 from .evaluation import MetricLike, Metrics, Results, evaluate
-from .evidence import evidence_sums, log_evidence
+from .evidence import evidence_sums, log_evidence, mode_distance
 from .likelihoods import DataFit
 from .posterior import CurvEstimate, Posterior, PosteriorFamily
 from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
@@ -142,15 +142,39 @@ class PosteriorFn(PosteriorFamily, Chain):
         prior_arguments: Mapping[str, PyTree],
         data: DataLike | DataFit,
         *,
+        corrected: bool = False,
         progress: bool | None = None,
     ) -> jax.Array:
         """log p(D) of the training data, or of their `DataFit`; differentiable in every argument.
 
-        See `laplax.log_marginal_likelihood`.
+        See `laplax.log_marginal_likelihood`. `corrected=True` adds `mode_distance`: the Gaussian
+        integral keeps its linear term, for weights that are not at a mode.
         """
         if not isinstance(data, DataFit):
-            data = evidence_sums(self, self.fitted_model, data, progress)
-        return log_evidence(self, prior_arguments, data)
+            data = evidence_sums(self, self.fitted_model, data, progress, corrected)
+        evidence = log_evidence(self, prior_arguments, data)
+        return evidence + mode_distance(self, prior_arguments, data) if corrected else evidence
+
+    def mode_distance(
+        self,
+        prior_arguments: Mapping[str, PyTree],
+        data: DataLike | DataFit,
+        *,
+        progress: bool | None = None,
+    ) -> jax.Array:
+        """How far the weights are from a mode: `1/2 g^T Lambda^-1 g`, in nats.
+
+        g is the gradient of the negative log joint at the weights. The value is zero at a mode;
+        elsewhere it is what one Newton step gains. Differentiable in every prior argument.
+
+        Args:
+            prior_arguments: Hyperparameters, as for a call.
+            data: The training data, or `data_fit(..., gradient=True)` of them.
+            progress: Show a bar while a loader is read; by default when a terminal is attached.
+        """
+        if not isinstance(data, DataFit):
+            data = evidence_sums(self, self.fitted_model, data, progress, gradient=True)
+        return mode_distance(self, prior_arguments, data)
 
     def effective_parameters(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""

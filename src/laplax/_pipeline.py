@@ -12,7 +12,7 @@ from ._enums import NUM_SAMPLES, PUSHFORWARD
 from ._tree import PyTree
 from .calibration import EVIDENCE, Method
 from .evaluation import MetricLike, Metrics, Results
-from .evidence import evidence_sums, log_evidence
+from .evidence import evidence_sums
 from .likelihoods import DataFit, Likelihood
 from .posterior import CurvEstimate
 from .pushforward import ProbPredictive
@@ -221,6 +221,7 @@ def log_marginal_likelihood(
     data: DataLike | DataFit | None = None,
     *,
     loss_fn: str | Likelihood | Callable | None = None,
+    corrected: bool = False,
 ) -> jax.Array:
     """log p(D) under the Laplace approximation, differentiable in every prior argument.
 
@@ -230,11 +231,14 @@ def log_marginal_likelihood(
     `data` are the training data, or the `DataFit` of them; with the latter, neither `model_fn`
     nor `params` is needed and nothing passes over the data again. Where the fit was scaled up to
     `num_total_samples`, so is the part that `data` contribute; a `DataFit` is taken as it is.
+
+    The formula belongs to a mode. `corrected=True` adds `1/2 g^T Lambda^-1 g`, which holds
+    elsewhere too: see `PosteriorFn.mode_distance`. A `DataFit` then needs `gradient=True`.
     """
     fitted = check_posterior_fn(posterior_fn)
     fitted.check_loss(loss_fn)
     if isinstance(data, DataFit):
-        return log_evidence(fitted, prior_arguments, data)
+        return fitted.log_marginal_likelihood(prior_arguments, data, corrected=corrected)
     if model_fn is None:
         raise ValueError("model_fn, params and data are needed; or data=data_fit(...)")
     if callable(prior_arguments):
@@ -244,7 +248,8 @@ def log_marginal_likelihood(
         )
     model = fitted.model_of(model_fn)
     fitted.check_params(params)
-    return log_evidence(fitted, prior_arguments, evidence_sums(fitted, model, data))
+    sums = evidence_sums(fitted, model, data, gradient=corrected)
+    return fitted.log_marginal_likelihood(prior_arguments, sums, corrected=corrected)
 
 
 def effective_parameters(

@@ -1,5 +1,6 @@
 """The log marginal likelihood of a Laplace approximation: one function for all structures."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,12 +9,12 @@ import jax.numpy as jnp
 
 from ._arguments import in_our_words, whole_number
 from ._data import Batch, Loader
-from ._engine.chunks import cut
+from ._engine.chunks import Work, cut
 from ._engine.loops import sum_over
 from ._engine.memo import WeakInside
 from ._model import Model
 from ._problem import Problem, make_problem
-from ._tree import PyTree, pytree, static
+from ._tree import PyTree, pytree, static, widen
 from .curvature import subset_scale
 from .likelihoods import DataFit, Likelihood
 from .posterior import PosteriorFamily
@@ -29,27 +30,32 @@ def data_fit(
     loss_fn: str | Likelihood | Callable,
     vmap_over_data: bool = True,
     num_total_samples: int | None = None,
+    gradient: bool = False,
     progress: bool | None = None,
 ) -> DataFit:
     """The sums over the data that the evidence needs; they hold for every hyperparameter.
 
     Compute it once and hand it to `log_marginal_likelihood` in the place of the data.
-    `num_total_samples` scales a subset up to the whole, as it does in `laplace`.
+    `num_total_samples` scales a subset up to the whole, as it does in `laplace`. With
+    `gradient=True` the sums include the gradient of the losses in the parameters, which
+    `mode_distance` and `corrected=True` need.
     """
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=progress
     )
-    return _data_fit(problem, num_total_samples)
+    return fit_of(problem, num_total_samples, gradient)
 
 
-def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
+def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> DataFit:
+    """The sums of a checked problem, scaled up to the whole; with the gradient, if asked for."""
     if num_total_samples is not None:
         num_total_samples = whole_number(num_total_samples, "num_total_samples")
     cost = problem.traced.cost
     count = None if isinstance(problem.data, Loader) else problem.data.num_examples
-    chunks = cut(cost.forward_work, count)
+    work = Work(4 * cost.activation_bytes, cost.has_convolution) if gradient else cost.forward_work
     term = _DataTerm(problem.params, problem.model, problem.likelihood)
-    fit: DataFit = sum_over(_fit_of_batch, problem.data, chunks, term)
+    step = _gradient_of_batch if gradient else _fit_of_batch
+    fit: DataFit = sum_over(step, problem.data, cut(work, count), term)
     if num_total_samples is None:
         return fit
     scale = subset_scale(num_total_samples, problem.data.num_counted)
@@ -57,11 +63,15 @@ def _data_fit(problem: Problem, num_total_samples: int | None) -> DataFit:
 
 
 def evidence_sums(
-    posterior_fn: PosteriorFamily, model: Model, data: Any, progress: bool | None = None
+    posterior_fn: PosteriorFamily,
+    model: Model,
+    data: Any,
+    progress: bool | None = None,
+    gradient: bool = False,
 ) -> DataFit:
     """`data_fit` for the evidence of a posterior, scaled as its curvature is."""
     problem = posterior_fn.problem(model, data, progress)
-    fit = _data_fit(problem, posterior_fn.num_total_samples)
+    fit = fit_of(problem, posterior_fn.num_total_samples, gradient)
     posterior_fn.check_data(problem.data.fingerprint)
     return fit
 
@@ -76,7 +86,18 @@ class _DataTerm(WeakInside):
 
 
 def _fit_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
-    f = term.model.batch(batch.input, term.params)
+    return _fit_of_outputs(batch, term, term.model.batch(batch.input, term.params))
+
+
+def _gradient_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
+    f, pull = jax.vjp(lambda params: term.model.batch(batch.input, params), term.params)
+    fit, pull_loss = jax.vjp(lambda f: _fit_of_outputs(batch, term, f), f)
+    zero = jnp.zeros_like(fit.loss)
+    (residual,) = pull_loss(DataFit(loss=jnp.ones_like(fit.loss), constant=zero, count=zero))
+    return dataclasses.replace(fit, gradient=jax.tree.map(widen, pull(residual)[0]))
+
+
+def _fit_of_outputs(batch: Batch, term: _DataTerm, f: jax.Array) -> DataFit:
     if batch.weight is None:
         fits = jax.vmap(term.likelihood.data_fit)(f, batch.target)
     else:
@@ -106,3 +127,31 @@ def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> ja
     """How far the weights lie from the prior's mean, shape (P,)."""
     offset = posterior_fn.space.flatten(posterior_fn.mean)
     return offset if arguments.mean is None else offset - arguments.mean
+
+
+def mode_distance(
+    posterior_fn: PosteriorFamily, prior_arguments: Mapping[str, Any], fit: DataFit
+) -> jax.Array:
+    """1/2 g^T Lambda^-1 g in nats, g being the gradient of the negative log joint."""
+    if posterior_fn.structure.own_prior:
+        raise ValueError(
+            "the distance from a mode needs a Gaussian prior on weights; a function-space prior "
+            "has no gradient in them"
+        )
+    if fit.gradient is None:
+        raise ValueError(
+            "these sums have no gradient: data_fit(..., gradient=True), or pass the data"
+        )
+    arguments = posterior_fn.parse(prior_arguments)
+    slope = gradient_of_joint(posterior_fn, arguments, fit)
+    # By the root: a square is never negative, and a weak prior costs no digits.
+    half = posterior_fn.at(arguments).precision.scale_t_mv(slope)
+    return 0.5 * jnp.vdot(half, half)
+
+
+def gradient_of_joint(
+    posterior_fn: PosteriorFamily, arguments: PriorArguments, fit: DataFit
+) -> jax.Array:
+    """`c g_data + T (theta - mu0)`, the slope of the negative log joint at the weights, (P,)."""
+    slope = arguments.likelihood_scale * posterior_fn.space.flatten(fit.gradient)
+    return slope + arguments.precision * prior_offset(posterior_fn, arguments)

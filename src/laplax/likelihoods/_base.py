@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._engine.memo import WeakInside
-from .._tree import ByValue, pytree
+from .._tree import ByValue, PyTree, pytree
 
 QUADRATURE_NODES = 32  # of Gauss and Hermite: exact for polynomials of degree 63
 
@@ -22,6 +22,7 @@ class DataFit:
     loss: jax.Array  # sum of weight * l(f, y), at unit noise, without constant
     constant: jax.Array  # sum of weight * (what is missing in -l to be log p)
     count: jax.Array  # sum of weight * (number of observed entries)
+    gradient: PyTree = None  # of `loss` in the parameters, a pytree like them, if it was asked for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
