@@ -27,6 +27,7 @@ import time
 import warnings
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from laplax import (
@@ -41,6 +42,7 @@ from laplax import (
 )
 from laplax._data import as_data
 from laplax._engine.samples import whole_batch
+from laplax.calibration import Searched
 from laplax.calibration._objectives import PredictiveObjective, predictive_objective
 from laplax.metrics import get_metric
 
@@ -159,7 +161,8 @@ def with_predictive(objective: PredictiveObjective, name: str) -> PredictiveObje
 
 def search(objective: PredictiveObjective, method: str, progress: bool | None) -> dict[str, float]:
     """The prior precision with the lowest validation ECE; ECE and accuracy there."""
-    best, trace = METHODS[method].search(objective, {"prior_prec": 1.0}, progress)
+    start = {"prior_prec": jnp.ones(())}
+    best, trace = METHODS[method].search(Searched(objective, start), start, progress)
     accuracy = dataclasses.replace(objective, metric=get_metric("accuracy", "classification"))
     return {
         "prior_prec": float(best["prior_prec"]),

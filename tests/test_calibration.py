@@ -180,10 +180,17 @@ def test_the_evidence_is_the_default_objective_on_a_grid_of_fifty_points():
     assert chosen["sigma_squared"] == 0.1
 
 
-def test_without_noise_the_grid_runs_from_1e_4_to_1e4():
+def natural_precision():
+    """Of a prior whose weights are as large as those of the network."""
+    weights = jax.flatten_util.ravel_pytree(cases.mlp())[0]
+    return weights.size / float(jnp.sum(jnp.square(weights)))
+
+
+def test_without_noise_the_evidence_searches_around_the_size_of_the_weights():
     _, made = search("cross_entropy", calibration_method="grid_search")
     assert list(made.trace.points) == ["prior_prec"]
-    np.testing.assert_allclose(made.trace.points["prior_prec"], np.logspace(-4, 4, 50), rtol=1e-12)
+    grid = natural_precision() * np.logspace(-5, 4, 50)
+    np.testing.assert_allclose(made.trace.points["prior_prec"], grid, rtol=1e-12)
 
 
 # -- a grid against a loop ------------------------------------------------------------------------
@@ -715,7 +722,7 @@ def test_a_registered_method_has_a_name(monkeypatch):
     monkeypatch.setattr(_search, "METHODS", copy.copy(_search.METHODS))
     laplax.register_calibration_method("first", First)
     chosen, _ = search("cross_entropy", calibration_method="first")
-    assert chosen == {"prior_prec": 1.0, "temperature": 0.8}
+    assert chosen == {"prior_prec": natural_precision(), "temperature": 0.8}
     with pytest.raises(ValueError, match="'first' exists already"):
         laplax.register_calibration_method("first", First)
     with pytest.raises(ValueError, match="'grid_search' exists already"):

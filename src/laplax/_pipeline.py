@@ -84,11 +84,15 @@ def calibration(
     prior_arguments: Mapping[str, PyTree] | None = None,
     progress: bool | None = None,
 ) -> tuple[dict[str, PyTree], SetProbPredictive]:
-    """Choose the prior precision and, for `loss_fn="mse"`, the noise variance.
+    """Choose the prior precision and, if the likelihood has one, the noise variance.
 
-    The answer does not depend on the units of the target: searches start at the residuals and at
-    the scale of weights and outputs. A `CalibrationWarning` says that an answer lies at the edge of
-    a grid, is still moving, or contradicts the residuals.
+    With a metric of held-out data, a likelihood without noise and the linear pushforward, the
+    default grid chooses the temperature too. What is not chosen is what `prior_arguments` keeps:
+    the prior's mean is zero and the temperature one if it names no others.
+
+    The answer does not depend on the units of targets, inputs or weights: searches start at the
+    residuals and at the scale of weights and outputs. A `CalibrationWarning` says that an answer
+    lies at the edge of a grid, and what that means; is still moving; or contradicts the residuals.
 
     Args:
         posterior_fn: From `laplace`.
@@ -109,7 +113,7 @@ def calibration(
         key: See `predictive`.
         prior_arguments: What is known: a grid keeps all of it but `prior_prec`, gradient descent
             starts there. `prior_prec` may then be a pytree, one number per layer. What is left out
-            starts at its natural scale; for a likelihood without noise, at one.
+            starts at its natural scale. Gradient descent moves a temperature that is named here.
         progress: Show a bar; by default when a terminal is attached.
 
     Returns:

@@ -17,7 +17,8 @@ from .._engine.memo import model_jit
 from .._engine.products import in_groups
 from .._tree import PyTree, pytree
 from ..priors import is_scalar
-from ._noise import CalibrationWarning, NoisyObjective, Searched
+from ._points import CalibrationWarning, Point, Searched
+from ._warnings import warn_about_grid, warn_if_flat
 
 if TYPE_CHECKING:
     from optax import GradientTransformation
@@ -52,28 +53,34 @@ class GridSearch(Method):
     the rest stays fixed. The whole grid is one vectorised evaluation, in pieces that fit the
     memory budget.
 
-    Without limits the grid runs from 1e-4 to 1e4; for a likelihood with noise, over nine decades
-    around the natural scale of prior and noise, so that it is the same in all units. Limits, and
-    `grid`, which replaces the logarithmic one, are prior precisions.
+    Without limits the grid lies around the natural scale of the prior, so that it is the same in
+    all units of targets, inputs and weights. A metric of held-out data then chooses the
+    temperature as well, if the likelihood has no noise and the pushforward is linear: every ratio
+    of prior to curvature takes the temperature that is best for it. A temperature in
+    `prior_arguments` is kept.
+
+    Args:
+        log_prior_prec_min: The logarithm, to base ten, of the smallest prior precision.
+        log_prior_prec_max: The same of the largest.
+        grid_size: How many points, for every temperature.
+        grid: Prior precisions, in the place of the logarithmic grid.
+        temperatures: Every prior precision is tried with each of these, for instance
+            `np.logspace(-1, 6, 8)`. The evidence cannot choose among them.
     """
 
     log_prior_prec_min: float | None = None
     log_prior_prec_max: float | None = None
     grid_size: int = 50
     grid: Any = None
+    temperatures: Any = None
 
     def __post_init__(self) -> None:
         whole_number(self.grid_size, "grid_size")
         low, high = self._limits()
         if low > high:
             raise ValueError("log_prior_prec_min must not exceed log_prior_prec_max")
-        if self.grid is None:
-            return
-        grid = np.asarray(self.grid)
-        if grid.ndim != 1 or grid.size == 0:
-            raise ValueError("grid must be a list of prior precisions")
-        if not np.all((grid > 0) & np.isfinite(grid)):
-            raise ValueError("grid must hold positive, finite prior precisions")
+        _check_positive(self.grid, "grid", "prior precisions")
+        _check_positive(self.temperatures, "temperatures", "temperatures")
 
     def _limits(self) -> tuple[float, float]:
         low = self.log_prior_prec_min
@@ -81,7 +88,8 @@ class GridSearch(Method):
         return -4.0 if low is None else low, 4.0 if high is None else high
 
     @property
-    def _is_default(self) -> bool:
+    def is_default(self) -> bool:
+        """Whether the natural scale decides what the grid is."""
         given = (self.log_prior_prec_min, self.log_prior_prec_max, self.grid)
         return all(limit is None for limit in given)
 
@@ -96,12 +104,38 @@ class GridSearch(Method):
                 "and moves each, or leave 'prior_prec' out"
             )
         rest = {name: value for name, value in initial.items() if name != "prior_prec"}
+        rests = self._with_temperatures(rest)
+        # Every temperature has a grid of its own: a ratio means another precision in each.
+        searched = [self._evaluate(objective, fixed, progress) for fixed in rests]
+        grid, points, values = jax.tree.map(lambda *x: np.concatenate(x), *searched)
+        _check_any_finite(values, points)
+        best = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
+        found = {name: jnp.asarray(x[best]) for name, x in points.items()}
+        chosen = {**initial, **found}
+        own = np.split(grid, len(rests))[best * len(rests) // grid.size]
+        warn_about_grid(objective, own, grid[best], chosen, values)
+        trace = Trace(jax.tree.map(jnp.asarray, points), jnp.asarray(values))
+        return chosen, trace
+
+    def _with_temperatures(self, rest: dict[str, PyTree]) -> list[dict[str, PyTree]]:
+        if self.temperatures is None:
+            return [rest]
+        if "temperature" in rest:
+            raise ValueError(
+                "prior_arguments keeps the temperature, and GridSearch(temperatures=...) is to "
+                "choose it: leave one of them out"
+            )
+        return [{**rest, "temperature": float(t)} for t in np.asarray(self.temperatures)]
+
+    def _evaluate(
+        self, objective: Searched, rest: dict[str, PyTree], progress: bool | None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
+        """The grid beside what is fixed, what its numbers stand for, and the values."""
         grid = self.grid
-        if grid is None:
+        if self.is_default:
+            objective, grid = objective.natural_grid(self.grid_size, rest)
+        elif grid is None:
             grid = np.logspace(*self._limits(), self.grid_size)
-        if self._is_default and isinstance(objective, NoisyObjective):
-            objective = dataclasses.replace(objective, by_ratio=True)
-            grid = objective.ratios(self.grid_size, rest)
         grid = np.asarray(jnp.asarray(grid))
         fixed = jax.tree.map(jnp.asarray, rest)
         size = cut(Work(objective.bytes_per_point()), len(grid), MEMORY_BUDGET).size
@@ -109,28 +143,26 @@ class GridSearch(Method):
         bar = progress_bar(pieces, len(pieces), "grid search", progress)
         evaluated = [_evaluate(objective, piece, fixed) for piece in bar]
         points, values = jax.tree.map(lambda *x: np.concatenate(x), *evaluated)
-        _check_any_finite(values, points)
-        best = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
-        _warn_about_grid(grid, points["prior_prec"], values, best)
-        found = {name: jnp.asarray(x[best]) for name, x in points.items()}
-        trace = Trace(jax.tree.map(jnp.asarray, points), jnp.asarray(values))
-        return {**initial, **found}, trace
+        if self.temperatures is not None:
+            temperature = np.asarray(fixed["temperature"])
+            points = {**points, "temperature": np.full(len(grid), temperature)}
+        return grid, points, values
+
+
+def _check_positive(given: Any, name: str, what: str) -> None:
+    if given is None:
+        return
+    values = np.asarray(given)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(f"{name} must be a list of {what}")
+    if not np.all((values > 0) & np.isfinite(values)):
+        raise ValueError(f"{name} must hold positive, finite {what}")
 
 
 @model_jit
-def _evaluate(
-    objective: Searched, grid: jax.Array, fixed: dict[str, PyTree]
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Prior precision, and noise if there is any, of every point; the values there."""
-
-    def at(point: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
-        if not isinstance(objective, NoisyObjective):
-            return {"prior_prec": point}, objective({**fixed, "prior_prec": point})
-        arguments = objective.at(point, fixed)
-        shown = {name: arguments[name] for name in ("prior_prec", "sigma_squared")}
-        return shown, objective(arguments)
-
-    points: tuple[dict[str, jax.Array], jax.Array] = in_groups(at, grid)
+def _evaluate(objective: Searched, grid: jax.Array, fixed: dict[str, PyTree]) -> Point:
+    """What every number of the grid stands for; the values there."""
+    points: Point = in_groups(lambda point: objective.point(point, fixed), grid)
     return points
 
 
@@ -141,34 +173,6 @@ def _check_any_finite(values: np.ndarray, points: dict[str, PyTree]) -> None:
             f"{jax.tree.map(lambda x: x[0].tolist(), points)}. Look at the predictions there: "
             "set_prob_predictive(prior_arguments)(input)"
         )
-
-
-def _warn_about_grid(
-    grid: np.ndarray, precisions: np.ndarray, values: np.ndarray, best: int
-) -> None:
-    if grid.size < 3:
-        return
-    at_edge = bool((grid[best] == grid.min()) | (grid[best] == grid.max()))
-    if not _warn_if_flat(values, 1e-6) and at_edge:
-        warn(
-            f"the best prior precision, {float(precisions[best]):.3g}, lies at the edge of the "
-            "grid; widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
-            "log_prior_prec_max=...)",
-            CalibrationWarning,
-        )
-
-
-def _warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
-    finite = values[np.isfinite(values)]
-    spread = float(finite.max() - finite.min())
-    flat = values.size > 2 and spread <= tolerance * float(np.abs(finite).max())
-    if flat:
-        warn(
-            "the calibration objective is flat: it does not tell the points of the search apart "
-            f"(all values within {spread:.2g} of {float(finite.min()):.6g})",
-            CalibrationWarning,
-        )
-    return flat
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -201,7 +205,7 @@ class GradientDescent(Method):
         seen = np.asarray(values)
         _check_any_finite(seen, trace.points)
         best = _optim.last_of_best(seen)
-        _warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
+        warn_if_flat(seen, 1e-12)  # a search that starts at its optimum hardly moves
         _warn_if_moving({n: x for n, x in trace.points.items() if is_scalar(initial[n])})
         return {**fixed, **jax.tree.map(lambda x: x[best], trace.points)}, trace
 

@@ -1,4 +1,4 @@
-"""Noise in natural units: where a search starts, which noise a prior precision asks for.
+"""The noise that a prior precision asks for, in the units of the target.
 
 At a fixed ratio rho = prior_prec x sigma_squared x temperature the posterior covariance is
 sigma_squared times a matrix that does not depend on it: the best noise has a closed form, for the
@@ -6,6 +6,7 @@ evidence and for predictions alike. A grid of ratios searches both hyperparamete
 one, from "all uncertainty is in the weights" to "all of it is noise".
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,55 +15,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arguments import warn
-from .._engine.memo import WeakInside, model_jit
-from .._model import Model
+from .._engine.memo import model_jit
 from .._tree import PyTree, pytree, static
-from ..evidence import prior_offset
-from ..posterior import PosteriorFamily
 from ._objectives import Objective
+from ._points import CalibrationWarning, Point, Searched
 
 CONTRADICTION = 10.0  # in variances: intervals three times too wide or too narrow
 UPDATES = 12  # of the noise, where it has no closed form
 SETTLED = 1e-4  # its last gap
-PERFECT = 1e-6  # of the outputs' variance: where the noise of a perfect fit starts
 REACH = 27.6  # in natural logarithms: twelve decades to either side of the start
 
 
-class CalibrationWarning(UserWarning):
-    """A search ended where its answer should not be trusted without a look."""
-
-
 @pytree
-class NoisyObjective(WeakInside):
-    """An objective of a likelihood with noise, and the natural scale of its hyperparameters.
+class NoisyObjective(Searched):
+    """An objective of a likelihood with noise.
 
     `free` says that the noise is chosen too, `by_ratio` that the points of a grid are ratios.
     """
 
-    objective: Objective
-    scale: dict[str, jax.Array]  # prior_prec and sigma_squared as weights and residuals show them
     free: bool = static()
     by_ratio: bool = static(default=False)
 
-    @property
-    def model(self) -> Model:
-        """The model whose noise it is."""
-        return self.objective.model
-
-    def __call__(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
-        """The value to be minimised."""
-        return self.objective(prior_arguments)
-
-    def bytes_per_point(self) -> int:
-        """Temporaries of one point of a grid."""
-        return self.objective.bytes_per_point()
-
-    def ratios(self, size: int, fixed: Mapping[str, PyTree]) -> np.ndarray:
+    def natural_grid(
+        self, size: int, fixed: Mapping[str, PyTree]
+    ) -> tuple["NoisyObjective", np.ndarray]:
         """A logarithmic grid around the natural ratio, or that of the noise that is kept."""
         noise = self.scale["sigma_squared"] if self.free else fixed["sigma_squared"]
         natural = float(self.scale["prior_prec"]) * float(noise)
         temperature = float(fixed.get("temperature", 1.0))
-        return natural * temperature * np.logspace(*self.objective.decades, size)
+        grid = natural * temperature * np.logspace(*self.objective.decades, size)
+        return dataclasses.replace(self, by_ratio=True), grid
+
+    def point(self, point: jax.Array, fixed: Mapping[str, PyTree]) -> Point:
+        """Prior precision, the best noise, and the value there."""
+        arguments = self.at(point, fixed)
+        shown = {name: arguments[name] for name in ("prior_prec", "sigma_squared")}
+        return shown, self.objective(arguments)
 
     def at(self, point: jax.Array, fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """The hyperparameters of one point of a grid, the best noise among them."""
@@ -82,9 +70,6 @@ class NoisyObjective(WeakInside):
 
         exact = self.by_ratio and self.objective.proportional
         return place(_settle(asked, start, 1 if exact else UPDATES))
-
-
-Searched = Objective | NoisyObjective  # what a method minimises
 
 
 def _settle(asked: Callable[[jax.Array], jax.Array], start: jax.Array, updates: int) -> jax.Array:
@@ -120,38 +105,6 @@ class Secant(NamedTuple):
     log_before: jax.Array
     gap: jax.Array
     steps: jax.Array
-
-
-def natural_scale(
-    objective: Objective, posterior_fn: PosteriorFamily, given: Mapping[str, PyTree]
-) -> dict[str, float]:
-    """Prior precision and noise variance as residuals, weights and Jacobians show them.
-
-    The noise is the mean squared residual of the MAP. The prior precision is the one at which the
-    prior's variance of the outputs equals it or, for the evidence, that of weights as large as
-    these. All change with the units of the target as they should.
-    """
-    squares, count = objective.squared_residuals()
-    count = max(count, 1.0)
-    noise = squares / count
-    variance = objective.prior_variance()
-    if variance and noise:
-        return {"prior_prec": variance / noise, "sigma_squared": noise}
-    mean = {name: given[name] for name in ("prior_mean",) if name in given}
-    energy, dimension, trace = (float(x) for x in _measures(posterior_fn, mean))
-    # Of a perfect fit, and of weights at the prior's mean, the curvature tells the scale.
-    noise = noise or PERFECT * trace * energy / (dimension * count) or 1.0
-    precision = dimension / energy if energy else trace / (dimension * noise)
-    return {"prior_prec": precision or 1.0, "sigma_squared": noise}
-
-
-@model_jit
-def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, PyTree]) -> tuple[PyTree, ...]:
-    """|theta - mu0|^2 as the prior measures it, how many directions vary, the trace of G."""
-    arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
-    precision = posterior_fn.at(arguments).precision
-    energy = precision.prior_energy(prior_offset(posterior_fn, arguments))
-    return energy, precision.dimension, jnp.sum(posterior_fn.structure.diagonal())
 
 
 def warn_if_contradicted(objective: Objective, chosen: Mapping[str, PyTree]) -> None:

@@ -29,7 +29,7 @@ from ..evaluation import (
     observe,
 )
 from ..evidence import log_evidence, prior_offset
-from ..likelihoods import DataFit
+from ..likelihoods import DataFit, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
 from ..priors import PriorArguments
@@ -42,13 +42,14 @@ from ..pushforward import (
     prediction_work,
 )
 from ..structures import Projection
-from ._table import prior_variance, tabulate
+from ._table import prior_variances, tabulate
 
 # Decades of a grid of ratios. The evidence is best at gamma / |theta|^2, gamma from a few to P,
 # where the natural scale has P. Predictions: above the natural ratio noise is all there is, and
 # below it are the directions that the data determine.
 BY_WEIGHTS = (-5.0, 4.0)
 BY_OUTPUTS = (-7.0, 2.0)
+BY_LOGITS = (-6.0, 4.0)  # at the upper end their standard deviation is a hundredth
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -92,7 +93,7 @@ class EvidenceObjective(WeakInside):
             precision = self.posterior_fn.at(arguments).precision
             taken = precision.prior_energy(prior_offset(self.posterior_fn, arguments))
         else:
-            taken = self._effective_parameters(arguments)
+            taken = determined_by_data(self.posterior_fn, arguments)
         squares = 2 * self.fit.loss.astype(dtype)
         return (squares + taken / arguments.likelihood_scale) / self.fit.count.astype(dtype)
 
@@ -105,18 +106,21 @@ class EvidenceObjective(WeakInside):
         arguments = self.posterior_fn.parse(prior_arguments)
         noise = arguments.sigma_squared
         residual = (2 * self.fit.loss / self.fit.count).astype(noise.dtype)
-        fitted = self._effective_parameters(arguments) / self.fit.count.astype(noise.dtype)
+        fitted = determined_by_data(self.posterior_fn, arguments) / self.fit.count.astype(
+            noise.dtype
+        )
         least = noise * jnp.maximum(1 - fitted * arguments.temperature, 0)
         return residual / jnp.clip(residual, least, noise)
 
-    def _effective_parameters(self, arguments: PriorArguments) -> jax.Array:
-        """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
 
-        def logdet(log_c: jax.Array) -> jax.Array:
-            structure, prior = self.posterior_fn.structure, arguments.precision
-            return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
+def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
+    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
 
-        return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
+    def logdet(log_c: jax.Array) -> jax.Array:
+        structure, prior = posterior_fn.structure, arguments.precision
+        return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
+
+    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
 
 
 @pytree
@@ -146,13 +150,23 @@ class PredictiveObjective(WeakInside):
 
     def __call__(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """The value to be minimised."""
-        score = self._score(self.metric, prior_arguments)
+        return self._aimed(self._score(self.metric, prior_arguments))
+
+    def _aimed(self, score: jax.Array) -> jax.Array:
         return jnp.abs(score - 1) if self.aims_at_one else score
 
+    def value_of(self, moments: Moments, noise: jax.Array) -> jax.Array:
+        """The value to be minimised, of outputs with these moments."""
+        p = self.predictive
+        prediction = make_fields(p.recipe, moments, noise, p.key, self.fields)
+        return self._aimed(self._judge(self.metric, prediction))
+
     def _score(self, metric: Metric, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
-        recipe = self.predictive.recipe
-        prediction = self._predict(prior_arguments, needed_fields([metric], recipe))
-        observed = observe(recipe, prediction, self.target, self.kept)
+        fields = needed_fields([metric], self.predictive.recipe)
+        return self._judge(metric, self._predict(prior_arguments, fields))
+
+    def _judge(self, metric: Metric, prediction: Mapping[str, jax.Array]) -> jax.Array:
+        observed = observe(self.predictive.recipe, prediction, self.target, self.kept)
         return metric.finalise(metric.batch(observed))
 
     def _predict(
@@ -163,16 +177,40 @@ class PredictiveObjective(WeakInside):
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
             return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
-        f = self.output
-        cov = None
-        if p.recipe.needs_cov(fields):
-            flat = self.projection.covariance(arguments.likelihood_scale, arguments.precision)
-            cov = flat.astype(f.dtype).reshape(*f.shape, *f.shape[1:])
-            var = diagonal(flat)
-        else:
-            var = self.projection.marginal(arguments.likelihood_scale, arguments.precision)
-        moments = Moments(f, f, var.astype(f.dtype).reshape(f.shape), cov, None)
+        moments = self.moments(arguments.likelihood_scale, arguments.precision)
         return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
+
+    def moments(self, c: jax.Array, precision: jax.Array) -> Moments:
+        """Of the outputs under c G + precision, through the projection."""
+        assert self.projection is not None
+        f = self.output
+        if not self.predictive.recipe.needs_cov(self.fields):
+            var = self.projection.marginal(c, precision)
+            return Moments(f, f, var.astype(f.dtype).reshape(f.shape), None, None)
+        flat = self.projection.covariance(c, precision).astype(f.dtype)
+        cov = flat.reshape(*f.shape, *f.shape[1:])
+        return Moments(f, f, diagonal(flat).reshape(f.shape), cov, None)
+
+    def map_value(self, noise: jax.Array) -> jax.Array:
+        """The value without weight uncertainty; it needs a projection."""
+        nothing = jnp.zeros((), self.output.dtype)
+        one = jnp.ones((), self.predictive.posterior_fn.space.dtype)
+        return self.value_of(scaled(self.moments(one, one), nothing), noise)
+
+    # -- scales -------------------------------------------------------------------------------
+    def typical_variance(self, variance: jax.Array) -> jax.Array:
+        """The mean of variances of the outputs, each in the unit that the likelihood gives it."""
+        return jnp.mean(variance.reshape(self.output.shape) / self._units())
+
+    def _units(self) -> jax.Array:
+        """What a variance of each output is compared with.
+
+        Logits have a unit. A mean does not: it is compared with the noise.
+        """
+        f = self.output
+        if not isinstance(self.predictive.recipe.likelihood, HeteroscedasticGaussian):
+            return jnp.ones_like(f)
+        return jnp.stack([jnp.exp(f[..., 1]), jnp.ones_like(f[..., 1])], axis=-1)
 
     # -- the noise ----------------------------------------------------------------------------
     @property
@@ -183,11 +221,15 @@ class PredictiveObjective(WeakInside):
     @property
     def decades(self) -> tuple[float, float]:
         """Of a grid around the natural ratio."""
-        return BY_WEIGHTS if self.projection is None else BY_OUTPUTS
+        if self.projection is None:
+            return BY_WEIGHTS
+        return BY_OUTPUTS if self.predictive.recipe.likelihood.has_noise else BY_LOGITS
 
     def prior_variance(self) -> float | None:
         """The mean variance of the outputs under the prior of precision one, if it is known."""
-        return None if self.projection is None else prior_variance(self.projection)
+        if self.projection is None:
+            return None
+        return float(self.typical_variance(prior_variances(self.projection)))
 
     def squared_residuals(self) -> tuple[float, float]:
         """Of the MAP: their sum, and how many there are."""
@@ -217,6 +259,15 @@ class PredictiveObjective(WeakInside):
         if self.predictive.recipe.needs_cov(self.fields):  # each point scales a copy
             size += sum(leaf.nbytes for leaf in jax.tree.leaves(self.projection))
         return size
+
+
+def scaled(moments: Moments, factor: jax.Array) -> Moments:
+    """The same outputs, with `factor` times their variances."""
+
+    def times(x: jax.Array | None) -> jax.Array | None:
+        return None if x is None else factor.astype(x.dtype) * x
+
+    return dataclasses.replace(moments, var=times(moments.var), cov=times(moments.cov))
 
 
 Objective = EvidenceObjective | PredictiveObjective
@@ -291,8 +342,8 @@ def _project(
             tables = held * math.ceil(data.num_examples / chunks.size) > STORE_LIMIT
             if tables and recipe.needs_cov(fields):
                 return None, None
-            if tables and recipe.likelihood.has_noise:
-                unit = prior_variance(part) or 1.0
+            if tables:
+                unit = float(jnp.mean(prior_variances(part))) or 1.0
         projections.append(tabulate(part, unit) if tables else part)
         outputs.append(output)
     if len(outputs) == 1:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax.numpy as jnp
 
@@ -15,8 +15,16 @@ from ..evidence import evidence_sums
 from ..pushforward import PredictiveFamily
 from ._chosen import Calibrated
 from ._methods import GradientDescent, GridSearch, Method
-from ._noise import NoisyObjective, Searched, natural_scale, warn_if_contradicted
-from ._objectives import EvidenceObjective, Objective, Target, predictive_objective
+from ._noise import NoisyObjective, warn_if_contradicted
+from ._objectives import (
+    EvidenceObjective,
+    Objective,
+    PredictiveObjective,
+    Target,
+    predictive_objective,
+)
+from ._points import Searched, natural_scale
+from ._temperature import UntemperedObjective
 
 METHODS = Registry[Method](
     "calibration_method",
@@ -60,18 +68,26 @@ def calibrate(
     # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
     # factorisation in single precision could fail although the eigenvalues served.
     searched = getattr(judged, "predictive", predictive)
-    start = {"prior_prec": 1.0}
-    to_minimise: Searched = judged
+    start = natural_scale(judged, searched.posterior_fn, fixed)
+    dtype = predictive.posterior_fn.space.dtype
+    scale = {name: jnp.asarray(value, dtype) for name, value in start.items()}
+    to_minimise = Searched(judged, scale)
     if has_noise:
-        dtype = predictive.posterior_fn.space.dtype
-        start = natural_scale(judged, searched.posterior_fn, fixed)
-        scale = {name: jnp.asarray(value, dtype) for name, value in start.items()}
         to_minimise = NoisyObjective(judged, scale, chooses_noise)
+    elif _has_temperature(judged):
+        to_minimise = UntemperedObjective(judged, scale)
     best, trace = search.search(to_minimise, {**start, **fixed}, progress)
     if has_noise and not noise_by_grid:
         warn_if_contradicted(judged, best)
     chosen = Calibrated(best, predictive.recipe, predictive.key)
     return chosen, dataclasses.replace(searched, trace=trace)
+
+
+def _has_temperature(objective: Objective) -> TypeGuard[PredictiveObjective]:
+    """Whether a temperature scales the covariances that the objective judges."""
+    if not isinstance(objective, PredictiveObjective) or objective.projection is None:
+        return False
+    return not objective.predictive.posterior_fn.structure.own_prior
 
 
 def _make_objective(
@@ -89,15 +105,18 @@ def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, Py
     if isinstance(objective, str):
         objective = as_member(CalibrationObjective, objective, "calibration_objective")
     if objective is EVIDENCE and isinstance(method, GradientDescent):
-        _refuse_temperature(fixed)
+        _refuse_temperature("temperature" in fixed)
+    if objective is EVIDENCE and isinstance(method, GridSearch):
+        _refuse_temperature(method.temperatures is not None)
     return objective
 
 
-def _refuse_temperature(initial: Mapping[str, PyTree]) -> None:
+def _refuse_temperature(asked: bool) -> None:
     """p(D | theta)^(1 / temperature) is no density of D: it improves without end."""
-    if "temperature" in initial:
+    if asked:
         raise ValueError(
             "the evidence cannot choose a temperature: a tempered likelihood is no density, and "
-            "its evidence grows without end. Leave 'temperature' out of prior_arguments, choose it "
-            "by calibration_objective='nll' on held-out data, or keep it fixed in a grid search"
+            "its evidence grows without end. Leave 'temperature' out of prior_arguments and of "
+            "GridSearch(...), choose it by calibration_objective='nll' on held-out data, or keep "
+            "it fixed in a grid search, by prior_arguments"
         )

@@ -57,17 +57,14 @@ def _lagrange(t: jax.Array) -> jax.Array:
     )
 
 
-def prior_variance(projection: Projection) -> float:
-    """The mean variance under the prior of precision one, |J|^2: a unit for tau / c."""
-    return float(_prior_variance(projection))
-
-
 @jax.jit
-def _prior_variance(projection: Projection) -> jax.Array:
-    if isinstance(projection, Table):
-        return jnp.exp(projection.log_unit)
+def prior_variances(projection: Projection) -> jax.Array:
+    """|J|^2, the variances of the outputs under the prior of precision one, shape (n, C)."""
+    if isinstance(projection, Table):  # its end, where the curvature counts for nothing
+        end = jnp.exp(projection.log_unit + LOG_MAX)
+        return end * projection.marginal(jnp.ones_like(end), end)
     one = jnp.ones((), jax.tree.leaves(projection)[0].dtype)
-    return jnp.mean(projection.marginal(jnp.zeros_like(one), one))
+    return projection.marginal(jnp.zeros_like(one), one)
 
 
 @jax.jit
