@@ -73,6 +73,7 @@ def test_the_code_on_the_page_runs(page):
     [
         "",
         "baselines",
+        "conformal",
         "estimators",
         "fsp",
         "likelihoods",

@@ -37,6 +37,7 @@ from .evidence import data_fit as data_fit
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
+from .pushforward import Interval as Interval
 from .pushforward import Prediction as Prediction
 from .pushforward import ProbPredictive as ProbPredictive
 from .subset import largest_magnitude as largest_magnitude
@@ -63,7 +64,7 @@ _LATER = {
 }
 
 
-_LATER_MODULES = ("baselines", "fsp", "standard_errors")
+_LATER_MODULES = ("baselines", "conformal", "fsp", "standard_errors")
 
 
 def __getattr__(name: str) -> Any:

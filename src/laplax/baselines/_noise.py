@@ -7,8 +7,8 @@ import scipy.optimize
 from jax.typing import ArrayLike
 
 from .._data import Data
+from .._held_out import by_output, held_out
 from ..evaluation import Judged
-from ._held_out import held_out
 
 DECADES = 8  # below the largest residual: less noise changes no prediction that counts
 GRID = 200
@@ -17,7 +17,7 @@ TOLERANCE = {"xatol": 1e-10}
 
 def residual_variance(predictive: Judged, data: Data) -> jax.Array:
     """The mean squared residual of every output: the noise of lowest NLL if nothing else varies."""
-    f, y, weight = held_out(predictive, data)
+    (f,), y, weight = held_out(predictive, data)
     count = weight.sum(axis=0)
     variance = (weight * (f - y) ** 2).sum(axis=0) / np.maximum(count, 1)
     if not np.all(variance > 0):
@@ -42,17 +42,12 @@ def held_out_noise(predictive: Judged, data: Data) -> jax.Array:
     `sum_n log(v_n + s) + r_n^2 / (v_n + s)` falls up to the smallest and rises from the largest
     `r_n^2 - v_n` on, so that its minimum lies between; it is found on a grid, then refined.
     """
-    f, y, weight = held_out(predictive, data)
-    variance = held_out(predictive, data, "pred_var").outputs
+    (f, variance), y, weight = held_out(predictive, data, ("pred_mean", "pred_var"))
     noise = [
         _noise_of_output(v[w > 0], r[w > 0] ** 2)
-        for v, r, w in zip(*(_by_output(x) for x in (variance, f - y, weight)), strict=True)
+        for v, r, w in zip(*(by_output(x) for x in (variance, f - y, weight)), strict=True)
     ]
     return jnp.asarray(np.reshape(noise, f.shape[1:]))
-
-
-def _by_output(values: np.ndarray) -> np.ndarray:
-    return values.reshape(len(values), -1).T
 
 
 def _noise_of_output(variance: np.ndarray, squared: np.ndarray) -> float:

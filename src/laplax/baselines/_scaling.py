@@ -8,9 +8,9 @@ import scipy.special
 
 from .._arguments import in_our_words, warn
 from .._data import DataLike
+from .._held_out import HeldOut, held_out
 from .._tree import PyTree
 from ..likelihoods import Bernoulli, Categorical
-from ._held_out import HeldOut, held_out
 from ._newton import root_of_increasing
 from ._point import ModelFn, PointPredictive, unit_predictive
 from ._recipe import LossFn
@@ -90,7 +90,7 @@ def as_classes(
     baseline: PointPredictive, seen: HeldOut
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits (events, C), target probabilities (events, C) and weights; binary has two classes."""
-    f, y, weight = seen
+    (f,), y, weight = seen
     if isinstance(baseline.recipe.likelihood, Categorical):
         logits = f.reshape(-1, f.shape[-1])
         labels = y.ndim < f.ndim

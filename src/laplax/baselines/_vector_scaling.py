@@ -8,9 +8,9 @@ import scipy.special
 
 from .._arguments import in_our_words
 from .._data import DataLike
+from .._held_out import HeldOut, by_output, held_out
 from .._tree import PyTree
 from ..likelihoods import Categorical
-from ._held_out import HeldOut, held_out
 from ._newton import NoMinimumError, newton
 from ._point import ModelFn, PointPredictive
 from ._recipe import LossFn
@@ -70,9 +70,10 @@ def _of_classes(
 ) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(baseline.recipe.likelihood, Categorical):
         return _softmax_scaling(*as_classes(baseline, seen), ridge)
-    shape = seen.outputs.shape[1:]
-    f, y, weight = (x.reshape(len(x), -1).T for x in seen)
-    pairs = [_platt_scaling(*output, ridge) for output in zip(f, y, weight, strict=True)]
+    (f,), y, weight = seen
+    shape = f.shape[1:]
+    outputs = zip(by_output(f), by_output(y), by_output(weight), strict=True)
+    pairs = [_platt_scaling(*output, ridge) for output in outputs]
     scale, bias = np.array(pairs).T
     return scale.reshape(shape), bias.reshape(shape)
 

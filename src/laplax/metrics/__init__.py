@@ -35,6 +35,15 @@ from ._regression import interval_width_metric as interval_width_metric
 from ._regression import nll as nll
 from ._regression import pit as pit
 from ._regression import rmse as rmse
+from ._selective import accuracy_at_coverage as accuracy_at_coverage
+from ._selective import area_under_risk_coverage as area_under_risk_coverage
+from ._selective import aurc as aurc
+from ._selective import excess_area_under_risk_coverage as excess_area_under_risk_coverage
+from ._selective import excess_aurc as excess_aurc
+from ._selective import regression_aurc as regression_aurc
+from ._selective import regression_excess_aurc as regression_excess_aurc
+from ._selective import risk_at_coverage as risk_at_coverage
+from ._selective import risk_coverage_curve as risk_coverage_curve
 from ._streaming import Metric as Metric
 from ._streaming import average as average
 from ._streaming import required_parameters as required_parameters

@@ -124,21 +124,22 @@ def _bin_sums(
 def _equal_mass_gap(values: tuple[jax.Array, jax.Array], *, num_bins: int) -> jax.Array:
     order = jnp.argsort(values[0])
     confidence = values[0][order]
-    correct = _mean_within_ties(confidence, values[1][order])
+    correct = mean_within_ties(confidence, values[1][order])
     quotient, rest = divmod(confidence.size, num_bins)
     sizes = quotient + (np.arange(num_bins) < rest)
     index = jnp.asarray(np.repeat(np.arange(num_bins), sizes))
     return _expected_gap(_bin_sums(index, confidence, correct, num_bins))
 
 
-def _mean_within_ties(confidence: jax.Array, correct: jax.Array) -> jax.Array:
-    """Replace `correct` by its mean over each run of equal (sorted) confidences."""
-    size = confidence.size
-    is_new = jnp.concatenate([jnp.zeros(min(size, 1), bool), confidence[1:] != confidence[:-1]])
+def mean_within_ties(ordered: jax.Array, values: jax.Array) -> jax.Array:
+    """Replace `values` by their mean over each run of equal `ordered` keys; truth values count."""
+    size = ordered.size
+    is_new = jnp.concatenate([jnp.zeros(min(size, 1), bool), ordered[1:] != ordered[:-1]])
     run = jnp.cumsum(is_new)
     add = functools.partial(jax.ops.segment_sum, segment_ids=run, num_segments=size)
-    share = add(correct.astype(int)) / jnp.maximum(add(jnp.ones_like(run)), 1)  # whole numbers
-    return share.astype(confidence.dtype)[run]
+    summed = values.astype(int) if values.dtype == bool else values  # whole numbers are exact
+    share = add(summed) / jnp.maximum(add(jnp.ones_like(run)), 1).astype(summed.dtype)
+    return share.astype(ordered.dtype)[run]
 
 
 def _positive(num_bins: int) -> int:

@@ -16,6 +16,13 @@ from ._classification import (
 )
 from ._ood import auroc, fpr95
 from ._regression import chi_squared, coverage, crps, interval_width, nll, pit, rmse
+from ._selective import (
+    accuracy_at_coverage,
+    aurc,
+    excess_aurc,
+    regression_aurc,
+    regression_excess_aurc,
+)
 from ._streaming import Metric
 
 
@@ -36,10 +43,14 @@ CLASSIFICATION_METRICS = _by_name(
 )
 # By name, but in no default set: no scalar, or a need that not every prediction meets.
 _BY_TASK: Mapping[str, Mapping[str, Metric]] = {
-    "regression": {**REGRESSION_METRICS, **_by_name(pit)},
+    "regression": {
+        **REGRESSION_METRICS,
+        **_by_name(pit, aurc=regression_aurc, excess_aurc=regression_excess_aurc),
+    },
     "classification": {
         **CLASSIFICATION_METRICS,
         **_by_name(nll_from_log_probs, cross_entropy, top_k_accuracy, mutual_information),
+        **_by_name(aurc, excess_aurc, accuracy_at_coverage=accuracy_at_coverage()),
     },
     "ood": _by_name(auroc, fpr95),
 }
@@ -50,8 +61,8 @@ def get_metric(name: str, task: str | None = None) -> Metric:
 
     Args:
         name: A name such as `"crps"`.
-        task: `"regression"`, `"classification"` or `"ood"`; needed only for `"nll"`, which the
-            first two both have. If given, a metric of another task is refused.
+        task: `"regression"`, `"classification"` or `"ood"`; needed only for names that
+            the first two both have, such as `"nll"`. If given, a metric of another task is refused.
 
     Raises:
         ValueError: For an unknown name (the message has the near miss), a metric of another

@@ -75,7 +75,7 @@ def coverage(
     0.5
     """
     z, _ = _standardised(pred_mean, total_var, target)
-    inside = (jnp.abs(z) <= _quantile(level)).astype(z.dtype)
+    inside = (jnp.abs(z) <= central_quantile(level)).astype(z.dtype)
     # A residual that is not a number is neither inside nor outside: let it show.
     return jnp.where(jnp.isnan(z), z, inside)
 
@@ -87,7 +87,7 @@ def interval_width(total_var: ArrayLike, *, level: float = 0.95) -> jax.Array:
     >>> f"{interval_width(jnp.ones(2)):.4f}"
     '3.9199'
     """
-    return 2 * _quantile(level) * jnp.sqrt(as_real(total_var))
+    return 2 * central_quantile(level) * jnp.sqrt(as_real(total_var))
 
 
 @collected_metric
@@ -106,7 +106,7 @@ def coverage_metric(level: float = 0.95) -> Metric:
     >>> coverage_metric(0.5).fields
     ('pred_mean', 'total_var', 'target')
     """
-    _quantile(level)  # a wrong level is an error now
+    central_quantile(level)  # a wrong level is an error now
     return coverage.with_options(level=level)
 
 
@@ -116,7 +116,7 @@ def interval_width_metric(level: float = 0.95) -> Metric:
     >>> interval_width_metric(0.5).fields
     ('total_var',)
     """
-    _quantile(level)
+    central_quantile(level)
     return interval_width.with_options(level=level)
 
 
@@ -146,7 +146,7 @@ def _standardised(
     return residual / std, std
 
 
-def _quantile(level: float) -> float:
+def central_quantile(level: float) -> float:
     """Half the width, in standard deviations, of the central interval of probability `level`."""
     if not 0 < level < 1:
         raise ValueError(f"level is a probability strictly between 0 and 1, got {level}")

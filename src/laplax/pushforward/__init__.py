@@ -10,6 +10,7 @@ from ._jacobian import jacobian as jacobian
 from ._moments import draw_ensemble as draw_ensemble
 from ._moments import prediction_work as prediction_work
 from ._prediction import FIELDS as FIELDS
+from ._prediction import Interval as Interval
 from ._prediction import Prediction as Prediction
 from ._prediction import of_first as of_first
 from ._prediction import with_samples_axis as with_samples_axis

@@ -1,10 +1,12 @@
 """What a predictive returns: a mapping that is a pytree, with attribute access."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from ..metrics._regression import central_quantile
 
 FIELDS = {
     "map": "output at the MAP weights",
@@ -22,6 +24,13 @@ FIELDS = {
     "mutual_information": "entropy that more data could remove",
     "dirichlet": "the concentrations of the Laplace bridge",
 }
+
+
+class Interval(NamedTuple):
+    """The ends of an interval, each of the shape of the outputs."""
+
+    lower: jax.Array
+    upper: jax.Array
 
 
 @jax.tree_util.register_pytree_node_class
@@ -42,6 +51,25 @@ class Prediction(Mapping[str, jax.Array]):
             f"this prediction has no field {name!r}; it has {', '.join(fields)}. Ask for more: "
             "prob_predictive(input, fields=[...])"
         )
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """The central interval of y at a level, `pred_mean -+ z total_std`, for every output.
+
+        It takes y to be Gaussian, and holds the level for every output on its own. Coverage that
+        does not depend on this is `laplax.conformal.conformal_intervals`.
+
+        Args:
+            level: The probability of the interval, between 0 and 1.
+        """
+        z = central_quantile(level)
+        if "pred_mean" not in self or "total_std" not in self:
+            raise ValueError(
+                "an interval of y is made of 'pred_mean' and 'total_std', the fields of a "
+                f"regression; this prediction has {', '.join(self)}. Class labels have prediction "
+                "sets: laplax.conformal.conformal_sets"
+            )
+        half = z * self["total_std"]
+        return Interval(self["pred_mean"] - half, self["pred_mean"] + half)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
