@@ -15,6 +15,7 @@ from ._enums import CurvatureType as CurvatureType
 from ._enums import LossFn as LossFn
 from ._enums import Predictive as Predictive
 from ._enums import Pushforward as Pushforward
+from ._glm import glm_mode as glm_mode
 
 # After the modules whose names they take.
 from ._pipeline import calibration as calibration

@@ -17,7 +17,7 @@ from ._tree import PyTree, leaf_names
 from .curvature import CURVATURES, Curvature, CurvatureOperator, LocalCurvature, subset_scale
 from .estimators import ESTIMATORS, Diagnostics, Estimator
 from .likelihoods import Likelihood
-from .posterior import CurvEstimate
+from .posterior import CurvEstimate, Measurement
 from .structures import Structure
 from .subset import Subset, select
 
@@ -103,10 +103,25 @@ def laplace(
     )
     if estimator.several_passes:
         operator.require_passes(f"curv_type={curv_type!r}")
+    return measure(problem, operator, estimator)
+
+
+def measure(
+    problem: Problem, operator: CurvatureOperator, estimator: Estimator
+) -> tuple[PosteriorFn, CurvEstimate]:
+    """Estimate the curvature of a checked problem; the posterior remembers how."""
     estimated, diagnostics = estimator.estimate(operator)
     structure = operator.scaled(estimated)
     _check_structure(structure, operator)
-    return finish(problem, operator, structure, diagnostics)
+    posterior_fn, curv_estimate = finish(problem, operator, structure, diagnostics)
+    measurement = Measurement(
+        estimator=estimator,
+        curvature=operator.local.curvature,
+        num_curv_samples=operator.num_curv_samples,
+        batch_size=operator.batch_size,
+        memory_budget=operator.memory_budget,
+    )
+    return posterior_fn.measured_by(measurement), curv_estimate
 
 
 def finish(

@@ -20,6 +20,8 @@ from ._problem import Problem, make_problem
 from ._same import same_outputs
 from ._space import ParamSpace
 from ._tree import PyTree, pytree, static
+from .curvature import Curvature
+from .estimators import Estimator
 from .likelihoods import Likelihood, as_likelihood
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure
@@ -129,6 +131,17 @@ class Posterior:
         return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measurement:
+    """How a curvature was measured, so that it can be measured again at other weights."""
+
+    estimator: Estimator
+    curvature: Curvature
+    num_curv_samples: int | None
+    batch_size: int | None
+    memory_budget: int
+
+
 @pytree
 class PosteriorFamily(WeakInside):
     """Every posterior that one fit allows: a function of the hyperparameters.
@@ -145,18 +158,25 @@ class PosteriorFamily(WeakInside):
     model: Model | None = static(default=None)  # None after pickling: a function need not pickle
     num_total_samples: int | None = static(default=None)  # what a part of the data stands for
 
-    # Not a field, so that two fits of one model share their programs. It belongs to the object
-    # that a fit returned; `jax.jit`, pickle and `dataclasses.replace` lose it.
+    # Not fields, so that two fits of one model share their programs. They belong to the object
+    # that a fit returned; `jax.jit`, pickle and `dataclasses.replace` lose them.
     data: ClassVar[Fingerprint | None] = None
+    measurement: ClassVar[Measurement | None] = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields, without the model and the data of the fit."""
-        state = {name: value for name, value in vars(self).items() if name != "data"}
+        lost = ("data", "measurement")
+        state = {name: value for name, value in vars(self).items() if name not in lost}
         return {**state, "model": None}
 
     def fitted_on(self, data: Fingerprint | None) -> Self:
         """Remember which data the fit has seen."""
         object.__setattr__(self, "data", data)
+        return self
+
+    def measured_by(self, measurement: Measurement | None) -> Self:
+        """Remember how the curvature was measured."""
+        object.__setattr__(self, "measurement", measurement)
         return self
 
     @property

@@ -1,0 +1,76 @@
+"""The tangent of a network at its weights, as a model of its own: linear in its parameters."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from ._data import Form
+from ._flow import reaches
+from ._model import Model
+from ._space import ParamSpace
+from ._tree import ByValue, PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linearised(ByValue):
+    """`f(x, theta) + J(x) (w - theta)` as a `model_fn` of w.
+
+    Leaves that do not vary are taken from theta.
+    """
+
+    model_fn: Callable[..., jax.Array]
+    params: PyTree  # theta
+    varies: tuple[bool, ...]  # which leaves are w's
+
+    def __call__(self, input: PyTree, params: PyTree) -> jax.Array:
+        """The outputs at the weights `params`, of an example or of a batch as `model_fn` does."""
+        fixed = jax.tree.leaves(self.params)
+        point = tuple(_chosen(fixed, self.varies))
+        weights = tuple(_chosen(jax.tree.leaves(params), self.varies))
+
+        def run(*varied: jax.Array) -> jax.Array:
+            return self.model_fn(input=input, params=_merged(self.params, varied, self.varies))
+
+        # J w - J theta: a parameter that meets the input as it is, unlike w - theta, has a tap.
+        f, at_point = jax.jvp(run, point, point)
+        _, at_weights = jax.jvp(run, point, weights)
+        return f + (at_weights - at_point)
+
+
+def linearised(model: Model, params: PyTree, space: ParamSpace, form: Form) -> Model:
+    """The tangent model; the model itself where it is linear in what varies, as a last layer is."""
+    if _is_affine(model, params, space, form):
+        return model
+    return Model(Linearised(model.fn, params, space.selected), model.vmap_over_data)
+
+
+def _is_affine(model: Model, params: PyTree, space: ParamSpace, form: Form) -> bool:
+    """Whether the derivative in the parameters that vary does not depend on them."""
+    point = tuple(_chosen(jax.tree.leaves(params), space.selected))
+
+    def tangent(
+        point: tuple[jax.Array, ...],
+        direction: tuple[jax.Array, ...],
+        fixed: PyTree,
+        input: PyTree,
+    ) -> jax.Array:
+        def run(*varied: jax.Array) -> jax.Array:
+            return model.one(input, _merged(fixed, varied, space.selected))
+
+        return jax.jvp(run, point, direction)[1]
+
+    closed = jax.make_jaxpr(tangent)(point, point, params, form.example)
+    return not reaches(closed.jaxpr)[0] & ((1 << len(point)) - 1)
+
+
+def _chosen(leaves: list[jax.Array], varies: tuple[bool, ...]) -> list[jax.Array]:
+    return [leaf for leaf, chosen in zip(leaves, varies, strict=True) if chosen]
+
+
+def _merged(params: PyTree, varied: tuple[jax.Array, ...], varies: tuple[bool, ...]) -> PyTree:
+    """The parameters with those that vary in their places."""
+    leaves, treedef = jax.tree.flatten(params)
+    rest = iter(varied)
+    merged = [next(rest) if v else leaf for leaf, v in zip(leaves, varies, strict=True)]
+    return jax.tree.unflatten(treedef, merged)
