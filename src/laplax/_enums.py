@@ -72,6 +72,8 @@ class CalibrationObjective(enum.StrEnum):
     NLL = "nll"
     ECE = "ece"
     CHI_SQUARED = "chi_squared"
+    CRPS = "crps"
+    LEAVE_ONE_OUT = "leave_one_out"
 
 
 class CalibrationMethod(enum.StrEnum):
@@ -149,6 +151,7 @@ FOREIGN = {
     "method": "calibration_method",
     "gridsearch": "calibration_method='grid_search'",
     "marglik": "calibration_objective='marginal_log_likelihood'",
+    "loo": "calibration_objective='leave_one_out'",
     "evidence": "calibration_objective='marginal_log_likelihood'",
     "train_loader": "data",
     "prior_precision": "prior_prec",

@@ -98,13 +98,15 @@ def calibration(
         posterior_fn: From `laplace`.
         model_fn: The model of the fit. A function with other outputs is refused.
         params: The weights that `posterior_fn` was fitted at.
-        data: The *training* data for `"marginal_log_likelihood"`, *held-out* data otherwise.
+        data: The *training* data for `"marginal_log_likelihood"` and `"leave_one_out"`, *held-out*
+            data otherwise.
         loss_fn: If given, it must be the likelihood that `posterior_fn` was fitted with.
         curv_estimate: If given, it must be the one that came with `posterior_fn`.
-        calibration_objective: `"marginal_log_likelihood"` (maximised), `"nll"`, `"ece"`,
-            `"chi_squared"` (brought to one), a metric, or a function of prediction fields
-            (minimised). In a grid that chooses the noise, the noise brings `"chi_squared"` to one
-            at every point, and the NLL chooses among them.
+        calibration_objective: `"marginal_log_likelihood"` (maximised), `"leave_one_out"` (the NLL
+            of every training example without itself, with no refit), `"nll"`, `"ece"`, `"crps"`
+            (regression), `"chi_squared"` (brought to one), a metric, or a function of prediction
+            fields (minimised). In a grid that chooses the noise, the noise brings `"chi_squared"`
+            to one at every point, and the NLL chooses among them.
         calibration_method: `"grid_search"` over a scalar prior precision, with the best noise of
             each; `"gradient_descent"` for every hyperparameter at once; or a `Method`.
         pushforward_type: See `predictive`; `"linear"` if None.

@@ -285,7 +285,7 @@ class PosteriorFamily(WeakInside):
         return self.model
 
     def check_data(self, data: Fingerprint | None) -> None:
-        """Warn where the evidence is asked for on other data than the fit's.
+        """Warn where the evidence, or leave-one-out, is asked for on other data than the fit's.
 
         What stands for a larger whole can be any part of it.
         """
@@ -297,9 +297,9 @@ class PosteriorFamily(WeakInside):
             if not data.same_weight(fitted):
                 found = f"{data.weight:g} against {fitted.weight:g} (counted with their weights)"
             warn(
-                "the evidence is of the training data, and these are other examples than those of "
-                f"the fit: {found}. Give the data that laplace(...) was called with; held-out data "
-                "are for calibration_objective='nll'"
+                "the evidence is of the training data, as leave-one-out is, and these are other "
+                f"examples than those of the fit: {found}. Give the data that laplace(...) was "
+                "called with; held-out data are for calibration_objective='nll'"
             )
 
     def check_loss(self, loss_fn: str | Likelihood | Callable | None) -> None:

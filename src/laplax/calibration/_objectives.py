@@ -12,13 +12,13 @@ import numpy as np
 from .._data import Batch
 from .._engine.chunks import MEMORY_BUDGET, cut
 from .._engine.linalg import diagonal
-from .._engine.loops import map_parts
+from .._engine.loops import map_over, map_parts
 from .._engine.memo import WeakInside
 from .._engine.samples import take
 from .._enums import CalibrationObjective, Pushforward, as_member
 from .._model import Model, outputs
 from .._traced import traced
-from .._tree import PyTree, pytree, static
+from .._tree import PyTree, one_of, pytree, static
 from ..evaluation import (
     NOTHING_LEFT,
     Kept,
@@ -36,12 +36,14 @@ from ..priors import PriorArguments
 from ..pushforward import (
     Moments,
     PredictiveFamily,
+    ProbPredictive,
     TapJacobian,
     make_fields,
     predict,
     prediction_work,
 )
 from ..structures import Projection
+from ._leave_out import Training, leave_out, training
 from ._table import prior_variances, tabulate
 
 # Decades of a grid of ratios. The evidence is best at gamma / |theta|^2, gamma from a few to P,
@@ -142,6 +144,7 @@ class PredictiveObjective(WeakInside):
     aims_at_one: bool = (
         static()
     )  # a mean squared standardised residual is right at one, not at zero
+    training: Training | None = None  # of which every example is left out in turn
 
     @property
     def model(self) -> Model:
@@ -176,6 +179,10 @@ class PredictiveObjective(WeakInside):
         arguments = p.posterior_fn.parse(prior_arguments)
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
+            if self.training is not None:
+                cov = covariances(p.at(posterior, arguments.sigma_squared), self.input)
+                moments = self._left_out(cov, arguments.likelihood_scale, arguments.precision)
+                return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
             return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
         moments = self.moments(arguments.likelihood_scale, arguments.precision)
         return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
@@ -184,18 +191,32 @@ class PredictiveObjective(WeakInside):
         """Of the outputs under c G + precision, through the projection."""
         assert self.projection is not None
         f = self.output
-        if not self.predictive.recipe.needs_cov(self.fields):
+        if not self._needs_cov:
             var = self.projection.marginal(c, precision)
             return Moments(f, f, var.astype(f.dtype).reshape(f.shape), None, None)
         flat = self.projection.covariance(c, precision).astype(f.dtype)
+        if self.training is not None:
+            return self._left_out(flat, c, precision)
         cov = flat.reshape(*f.shape, *f.shape[1:])
         return Moments(f, f, diagonal(flat).reshape(f.shape), cov, None)
 
-    def map_value(self, noise: jax.Array) -> jax.Array:
-        """The value without weight uncertainty; it needs a projection."""
-        nothing = jnp.zeros((), self.output.dtype)
-        one = jnp.ones((), self.predictive.posterior_fn.space.dtype)
-        return self.value_of(scaled(self.moments(one, one), nothing), noise)
+    @property
+    def _needs_cov(self) -> bool:
+        return self.training is not None or self.predictive.recipe.needs_cov(self.fields)
+
+    def _left_out(self, flat: jax.Array, c: jax.Array, precision: jax.Array) -> Moments:
+        """Of the outputs of every example under the posterior of the others."""
+        assert self.training is not None
+        f = self.output
+        p = self.predictive
+        posterior_fn = dataclasses.replace(p.posterior_fn, model=p.model)
+        mean, cov = leave_out(posterior_fn, self.training, self.input, f, flat, c, precision)
+        var = diagonal(cov).reshape(f.shape)
+        return Moments(f, mean.reshape(f.shape), var, cov.reshape(*f.shape, *f.shape[1:]), None)
+
+    def value_without_variance(self, moments: Moments, noise: jax.Array) -> jax.Array:
+        """The value if the means were certain."""
+        return self.value_of(scaled(moments, jnp.zeros((), self.output.dtype)), noise)
 
     # -- scales -------------------------------------------------------------------------------
     def typical_variance(self, variance: jax.Array) -> jax.Array:
@@ -256,7 +277,7 @@ class PredictiveObjective(WeakInside):
             return MEMORY_BUDGET  # one point at a time: each holds Jacobians or networks
         entries = self.output.size * (2 + self.predictive.recipe.num_samples)
         size = 8 * entries * max(1, math.prod(self.output.shape[1:]) // 8)
-        if self.predictive.recipe.needs_cov(self.fields):  # each point scales a copy
+        if self._needs_cov:  # each point scales a copy
             size += sum(leaf.nbytes for leaf in jax.tree.leaves(self.projection))
         return size
 
@@ -274,10 +295,39 @@ Objective = EvidenceObjective | PredictiveObjective
 Target = str | Metric | Callable  # what a user names as the objective of a search
 
 
-def predictive_objective(
-    objective: Target, predictive: PredictiveFamily, data: Batch
+def left_out_objective(
+    predictive: PredictiveFamily, data: Batch, prior_mean: PyTree
 ) -> PredictiveObjective:
-    """Project the Jacobians of the held-out inputs, once."""
+    """The NLL of every training example under the posterior of the others."""
+    if predictive.recipe.pushforward is not Pushforward.LINEAR:
+        raise ValueError(
+            "calibration_objective='leave_one_out' needs pushforward_type='linear': it has no "
+            "refits, and sampled networks cannot do without an example otherwise"
+        )
+    if predictive.posterior_fn.structure.own_prior:
+        raise ValueError(
+            "calibration_objective='leave_one_out' is for a prior on the weights; a prior on "
+            "functions has 'marginal_log_likelihood', or 'nll' on held-out data"
+        )
+    objective = predictive_objective(CalibrationObjective.NLL, predictive, data, ("pred_cov",))
+    if objective.kept is not None:
+        raise ValueError(
+            "calibration_objective='leave_one_out' leaves whole examples out: it takes a mask of "
+            "examples, not one of their outputs"
+        )
+    searched = objective.predictive
+    posterior_fn = dataclasses.replace(searched.posterior_fn, model=searched.model)
+    given = {} if prior_mean is None else {"prior_mean": prior_mean}
+    offset = prior_offset(posterior_fn, posterior_fn.parse({"prior_prec": 1.0, **given}))
+    batch = dataclasses.replace(data, input=objective.input, target=objective.target, weight=None)
+    seen = training(posterior_fn, batch, objective.output, offset)
+    return dataclasses.replace(objective, training=seen)
+
+
+def predictive_objective(
+    objective: Target, predictive: PredictiveFamily, data: Batch, more: tuple[str, ...] = ()
+) -> PredictiveObjective:
+    """Project the Jacobians of the held-out inputs, once; `more` fields are prepared for."""
     kept = kept_entries(data)
     if kept is not None and not kept[0].size:
         raise ValueError(NOTHING_LEFT)
@@ -295,7 +345,7 @@ def predictive_objective(
     if recipe.pushforward is Pushforward.LINEAR and "samples" not in fields:
         spectral = predictive.posterior_fn.spectral()
         predictive = dataclasses.replace(predictive, posterior_fn=spectral)
-        projection, output = _project(predictive, data, fields)
+        projection, output = _project(predictive, data, (*fields, *more))
     if output is None:
         output = outputs(predictive.model, predictive.posterior_fn.mean, data.input)
     return PredictiveObjective(
@@ -309,6 +359,25 @@ def predictive_objective(
         fields=fields,
         aims_at_one=objective == CalibrationObjective.CHI_SQUARED,
     )
+
+
+def covariances(predictive: ProbPredictive, input: PyTree) -> jax.Array:
+    """J Lambda^-1 J^T of every input, (n, C, C), in chunks that fit the memory budget."""
+    posterior = predictive.posterior
+    shapes = traced(predictive.model, posterior.mean, one_of(input))
+    fields = ("pred_cov",)
+    precision = posterior.precision
+    work = prediction_work(predictive.recipe, precision, shapes, posterior.space, fields)
+    count = jax.tree.leaves(input)[0].shape[0]
+    chunks = cut(work, count, predictive.memory_budget, in_trace=True)
+    found: jax.Array = map_over(_covariance_chunk, input, chunks, predictive)
+    return found
+
+
+def _covariance_chunk(part: PyTree, predictive: ProbPredictive) -> jax.Array:
+    posterior = predictive.posterior
+    J = TapJacobian(predictive.model, posterior.mean, posterior.space, part)
+    return posterior.precision.covariance(J)
 
 
 def _project_chunk(input: PyTree, posterior_fn: PosteriorFamily) -> tuple[Projection, jax.Array]:

@@ -21,6 +21,7 @@ from ._objectives import (
     Objective,
     PredictiveObjective,
     Target,
+    left_out_objective,
     predictive_objective,
 )
 from ._points import Searched, natural_scale
@@ -64,7 +65,7 @@ def calibrate(
     if noise_by_grid and target is CalibrationObjective.CHI_SQUARED:
         # The noise brings it to one at every prior precision; among those the NLL tells.
         target = CalibrationObjective.NLL
-    judged = _make_objective(predictive, data, target, progress)
+    judged = _make_objective(predictive, data, target, fixed.get("prior_mean"), progress)
     # The form that was searched is the form that predicts: where a weak prior is chosen, a Cholesky
     # factorisation in single precision could fail although the eigenvalues served.
     searched = getattr(judged, "predictive", predictive)
@@ -91,14 +92,22 @@ def _has_temperature(objective: Objective) -> TypeGuard[PredictiveObjective]:
 
 
 def _make_objective(
-    predictive: PredictiveFamily, data: Any, target: Target, progress: bool | None
+    predictive: PredictiveFamily,
+    data: Any,
+    target: Target,
+    prior_mean: PyTree,
+    progress: bool | None,
 ) -> Objective:
     posterior_fn = predictive.posterior_fn
     if target is EVIDENCE:
         fit = evidence_sums(posterior_fn, predictive.model, data, progress)
         return EvidenceObjective(posterior_fn.spectral(), fit, predictive.model)
     problem = posterior_fn.problem(predictive.model, data, progress)
-    return predictive_objective(target, predictive, everywhere(whole_batch(problem.data)))
+    batch = everywhere(whole_batch(problem.data))
+    if target is CalibrationObjective.LEAVE_ONE_OUT:
+        posterior_fn.check_data(problem.data.fingerprint)
+        return left_out_objective(predictive, batch, prior_mean)
+    return predictive_objective(target, predictive, batch)
 
 
 def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, PyTree]) -> Target:

@@ -75,10 +75,11 @@ def _ends(
     posterior_fn = judged.predictive.posterior_fn
     arguments = posterior_fn.parse(chosen)
     noise = arguments.sigma_squared
-    variance = judged.moments(arguments.likelihood_scale, arguments.precision).var
-    assert variance is not None
-    share = judged.typical_variance(variance).astype(noise.dtype) / noise
-    return judged.map_value(noise), determined_by_data(posterior_fn, arguments), share
+    moments = judged.moments(arguments.likelihood_scale, arguments.precision)
+    assert moments.var is not None
+    share = judged.typical_variance(moments.var).astype(noise.dtype) / noise
+    without = judged.value_without_variance(moments, noise)
+    return without, determined_by_data(posterior_fn, arguments), share
 
 
 def warn_if_flat(values: np.ndarray, tolerance: float) -> bool:
