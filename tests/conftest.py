@@ -25,6 +25,21 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+# A module whose single tests take a minute begins first: at the end of a run, when the workers
+# share what is left, only short tests are left.
+LONGEST = ("test_user_compilation", "test_devices", "test_experiments")
+
+
+def pytest_collection_modifyitems(items):
+    """The modules of the longest tests first; all others stay as they are."""
+
+    def place(item):
+        name = item.path.stem
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
+
+
 def users_environment():
     """That of this process without the flag above: for processes that compile as users do."""
     flags = os.environ.get("XLA_FLAGS", "").replace(QUICK_FLAG, "").strip()

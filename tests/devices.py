@@ -28,6 +28,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 if folder := os.environ.get("LAPLAX_TEST_PROGRAMS"):
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+# The text of `programs` is that of a user; all else is compiled for one run on small arrays.
+quick = TASK != "programs" and os.environ.get("LAPLAX_COMPILE_AS_USERS") != "1"
+jax.config.update("jax_disable_most_optimizations", quick)
 
 EXAMPLES = 33  # no number of devices divides it
 PRIOR = {"prior_prec": 2.0}

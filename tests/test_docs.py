@@ -16,6 +16,8 @@ import pytest
 import laplax
 from laplax.estimators import ESTIMATORS
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [m.name for m in pkgutil.walk_packages(laplax.__path__, "laplax.")]
