@@ -9,7 +9,7 @@ import jax
 from ._arguments import check_key
 from ._data import DataLike
 from ._engine.chunks import MEMORY_BUDGET
-from ._enums import NUM_SAMPLES, PUSHFORWARD, CalibrationMethod
+from ._enums import PUSHFORWARD, CalibrationMethod
 from ._model import Model
 from ._tree import PyTree, pytree
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
@@ -95,7 +95,7 @@ class PosteriorFn(PosteriorFamily, Chain):
         *,
         pushforward_type: str = PUSHFORWARD,
         predictive_type: str | None = None,
-        num_samples: int = NUM_SAMPLES,
+        num_samples: int | None = None,
         key: jax.Array | None = None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> SetProbPredictive:
@@ -123,12 +123,11 @@ class PosteriorFn(PosteriorFamily, Chain):
         if isinstance(prior_arguments, Calibrated):
             recipe = prior_arguments.recipe
             pushforward_type = pushforward_type or recipe.pushforward
-            if predictive_type is None and pushforward_type == recipe.pushforward:
-                predictive_type = recipe.predictive
-            num_samples = recipe.num_samples if num_samples is None else num_samples
+            if pushforward_type == recipe.pushforward:
+                predictive_type = recipe.predictive if predictive_type is None else predictive_type
+                num_samples = recipe.num_samples if num_samples is None else num_samples
             key = prior_arguments.key if key is None else key
         pushforward_type = pushforward_type or PUSHFORWARD
-        num_samples = NUM_SAMPLES if num_samples is None else num_samples
         recipe = make_recipe(self.likelihood, pushforward_type, predictive_type, num_samples)
         seed = jax.random.key(0) if key is None else key
         check_key(seed)

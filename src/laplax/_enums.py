@@ -85,7 +85,8 @@ class CalibrationMethod(enum.StrEnum):
 
 # What a predictive is unless a user says otherwise.
 PUSHFORWARD = Pushforward.LINEAR
-NUM_SAMPLES = 100
+NUM_SAMPLES = 100  # of networks or functions
+NUM_POINTS = 512  # of an integral over Gaussian logits
 
 Member = TypeVar("Member", bound=enum.StrEnum)
 

@@ -8,7 +8,7 @@ from ._arguments import in_our_words
 from ._chain import GRID_SEARCH, PosteriorFn, SetProbPredictive, check_posterior_fn
 from ._data import DataLike
 from ._engine.chunks import MEMORY_BUDGET
-from ._enums import NUM_SAMPLES, PUSHFORWARD
+from ._enums import PUSHFORWARD
 from ._tree import PyTree
 from .calibration import EVIDENCE, Method
 from .evaluation import MetricLike, Metrics, Results
@@ -27,7 +27,7 @@ def predictive(
     *,
     pushforward_type: str = PUSHFORWARD,
     predictive_type: str | None = None,
-    num_samples: int = NUM_SAMPLES,
+    num_samples: int | None = None,
     key: jax.Array | None = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> SetProbPredictive:
@@ -42,7 +42,9 @@ def predictive(
             `"laplace_bridge"`, `"mean_field_0"`, `"mean_field_1"`, `"mean_field_2"`;
             `"probit"` for binary outputs; `"map"` is the network without its uncertainty, to
             compare with. None takes the likelihood's default.
-        num_samples: Sampled networks, or sampled logits for `"mc_bridge"`.
+        num_samples: Sampled networks or functions, 100 by default; with the linear pushforward of
+            a classifier, the points of `"mc_bridge"` and of the mutual information, 512 by
+            default. A power of two is most accurate there.
         key: Seeds the samples, `jax.random.key(0)` if not given; equal keys, equal functions.
         memory_budget: Bytes of temporaries that a chunk of inputs may need.
 
@@ -111,7 +113,7 @@ def calibration(
             each; `"gradient_descent"` for every hyperparameter at once; or a `Method`.
         pushforward_type: See `predictive`; `"linear"` if None.
         predictive_type: See `predictive`.
-        num_samples: See `predictive`; 100 if None.
+        num_samples: See `predictive`.
         key: See `predictive`.
         prior_arguments: What is known: a grid keeps all of it but `prior_prec`, gradient descent
             starts there. `prior_prec` may then be a pytree, one number per layer. What is left out

@@ -245,6 +245,35 @@ def cholesky(a: jax.Array) -> jax.Array:
     return factor
 
 
+def semidefinite_cholesky(a: jax.Array, computed_from: jax.Array) -> jax.Array:
+    """Lower-triangular L with L L^T = a, for a positive semi-definite matrix (d, d).
+
+    A pivot that is round-off, or below zero, has a column of zeros: L exists for singular
+    matrices without a jitter, and its derivatives are finite. Columns are computed one by one
+    without LAPACK, which makes a batch of small matrices fast.
+
+    Args:
+        a: The matrix.
+        computed_from: The size of the numbers that `a` was computed from: their round-off is in it.
+    """
+    size = a.shape[-1]
+    index = jnp.arange(size)
+    round_off = 4 * float(jnp.finfo(a.dtype).eps)
+    floor = round_off * (size * diagonal(a) + computed_from)
+
+    def column(rest: jax.Array, j: jax.Array) -> tuple[jax.Array, jax.Array]:
+        entries = jax.lax.dynamic_index_in_dim(rest, j, axis=-1, keepdims=False)
+        pivot = jax.lax.dynamic_index_in_dim(entries, j, keepdims=False)
+        least = jax.lax.dynamic_index_in_dim(floor, j, keepdims=False)
+        sound = pivot > jnp.maximum(least, 0)
+        below = jnp.where(sound & (index >= j), entries, 0)
+        factor = below * jax.lax.rsqrt(jnp.where(sound, pivot, 1))
+        return rest - factor[:, None] * factor[None, :], factor
+
+    _, columns = jax.lax.scan(column, a, index)
+    return columns.T
+
+
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Orthonormal columns Q and upper triangular R of tall matrices with full column rank."""
     q, r = _over_leading_axes(_qr_of_matrix)(a)

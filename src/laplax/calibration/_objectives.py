@@ -272,11 +272,10 @@ class PredictiveObjective(WeakInside):
         return self._score(get_metric("chi_squared", "regression"), prior_arguments)
 
     def bytes_per_point(self) -> int:
-        """Temporaries of one point of a grid: outputs, covariances, sampled logits."""
+        """Temporaries of one point of a grid: outputs and covariances."""
         if self.projection is None:
             return MEMORY_BUDGET  # one point at a time: each holds Jacobians or networks
-        entries = self.output.size * (2 + self.predictive.recipe.num_samples)
-        size = 8 * entries * max(1, math.prod(self.output.shape[1:]) // 8)
+        size = 16 * self.output.size * max(1, math.prod(self.output.shape[1:]))
         if self._needs_cov:  # each point scales a copy
             size += sum(leaf.nbytes for leaf in jax.tree.leaves(self.projection))
         return size

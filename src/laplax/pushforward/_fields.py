@@ -11,7 +11,7 @@ from .. import predictives
 from .._arguments import whole_number
 from .._engine.linalg import diagonal
 from .._engine.memo import WeakInside
-from .._enums import Predictive, Pushforward, as_member, near_miss
+from .._enums import NUM_POINTS, NUM_SAMPLES, Predictive, Pushforward, as_member, near_miss
 from .._tree import pytree
 from ..likelihoods import (
     Bernoulli,
@@ -124,10 +124,13 @@ class Recipe(WeakInside):
 
 
 def make_recipe(
-    likelihood: Likelihood, pushforward: object, predictive: object, num_samples: int
+    likelihood: Likelihood, pushforward: object, predictive: object, num_samples: int | None
 ) -> Recipe:
     """Resolve names and refuse combinations that do not exist."""
     push = as_member(Pushforward, pushforward, "pushforward_type")
+    if num_samples is None:
+        integral = push is Pushforward.LINEAR and isinstance(likelihood, Categorical | Bernoulli)
+        num_samples = NUM_POINTS if integral else NUM_SAMPLES
     need = 2 if push is Pushforward.NONLINEAR else 1
     num_samples = whole_number(num_samples, "num_samples", need)
     choices = _choices(likelihood, push)
@@ -194,9 +197,6 @@ def _makers(
     def log_act() -> jax.Array:
         return log_probabilities(recipe, moments, key)
 
-    def information() -> jax.Array:
-        return mutual_information_per_example(_two_class(likelihood, logits(recipe, moments, key)))
-
     return {
         "map": lambda: shown(moments.map),
         "pred_mean": lambda: shown(moments.mean),
@@ -210,7 +210,7 @@ def _makers(
         "pred_act": lambda: _mean_of_y(recipe, moments, key),
         "log_pred_act": log_act,
         "entropy": lambda: -jnp.sum(jnp.exp(log_act()) * log_act(), axis=-1),
-        "mutual_information": information,
+        "mutual_information": lambda: _mutual_information(recipe, moments, key),
         "dirichlet": lambda: predictives.laplace_bridge_dirichlet(
             moments.mean, event_covariance(moments)
         ),
@@ -246,7 +246,9 @@ def _mean_of_y(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
     if moments.samples is not None and recipe.pushforward is Pushforward.NONLINEAR:
         return jnp.mean(likelihood.link(moments.samples), axis=0)
     if recipe.draws_outputs:
-        return jnp.mean(likelihood.link(logits(recipe, moments, key)), axis=0)
+        gaussian = _gaussian(recipe, moments)
+        f = predictives.quasi_samples(_points_key(key), *gaussian, recipe.num_samples)
+        return jnp.mean(likelihood.link(f), axis=0)
     assert moments.var is not None
     return likelihood.expected_link(moments.mean, moments.var)
 
@@ -262,27 +264,39 @@ def event_covariance(moments: Moments) -> jax.Array:
     return jnp.moveaxis(own, -1, 1).reshape(*shape, classes)
 
 
-def logits(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
-    """Sampled logits: those of the sampled networks, or draws from their Gaussian."""
+def _gaussian(recipe: Recipe, moments: Moments) -> tuple[jax.Array, jax.Array]:
+    """Means (..., C) and covariances (..., C, C) of the logits, of zero and one if binary."""
+    if not isinstance(recipe.likelihood, Bernoulli):
+        return moments.mean, event_covariance(moments)
+    assert moments.var is not None
+    second = jnp.asarray([[0, 0], [0, 1]], moments.mean.dtype)
+    return _two_class(recipe.likelihood, moments.mean), moments.var[..., None, None] * second
+
+
+def _points_key(key: jax.Array) -> jax.Array:
+    """For the points of integrals: the same for every input and all hyperparameters.
+
+    A search then compares hyperparameters, not noise, and an input's row depends neither on its
+    neighbours nor on the size of a chunk.
+    """
+    return jax.random.fold_in(key, 1)
+
+
+def _log_mean_softmax(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
+    """Over sampled networks, or over the Gaussian of the logits."""
     if recipe.pushforward is Pushforward.NONLINEAR:
         assert moments.samples is not None
-        return moments.samples
-    if isinstance(recipe.likelihood, Bernoulli):
-        assert moments.var is not None
-        noise = jax.random.normal(key, (recipe.num_samples,), moments.mean.dtype)
-        noise = noise.reshape(-1, *(1,) * moments.mean.ndim)
-        return moments.mean[None] + noise * jnp.sqrt(moments.var)[None]
-    # The same draws for every input, so that a search compares hyperparameters, not noise, and
-    # an input's row depends neither on its neighbours nor on the size of a chunk.
-    noise_key = jax.random.fold_in(key, 1)
-    classes = moments.mean.shape[-1]
+        return predictives.log_mc_bridge(_two_class(recipe.likelihood, moments.samples))
+    gaussian = _gaussian(recipe, moments)
+    return predictives.log_quasi_bridge(_points_key(key), *gaussian, recipe.num_samples)
 
-    def draw(mean: jax.Array, cov: jax.Array) -> jax.Array:
-        return predictives.gaussian_samples(noise_key, mean, cov, recipe.num_samples)
 
-    mean = moments.mean.reshape(-1, classes)
-    cov = event_covariance(moments).reshape(-1, classes, classes)
-    return jax.vmap(draw, out_axes=1)(mean, cov).reshape(-1, *moments.mean.shape)
+def _mutual_information(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.Array:
+    if recipe.pushforward is Pushforward.NONLINEAR:
+        assert moments.samples is not None
+        return mutual_information_per_example(_two_class(recipe.likelihood, moments.samples))
+    gaussian = _gaussian(recipe, moments)
+    return predictives.quasi_mutual_information(_points_key(key), *gaussian, recipe.num_samples)
 
 
 def _two_class(likelihood: Likelihood, samples: jax.Array) -> jax.Array:
@@ -300,8 +314,7 @@ def log_probabilities(recipe: Recipe, moments: Moments, key: jax.Array) -> jax.A
     if predictive is Predictive.MAP:
         return jax.nn.log_softmax(_two_class(recipe.likelihood, moments.map), axis=-1)
     if predictive is Predictive.MC_BRIDGE:
-        samples = _two_class(recipe.likelihood, logits(recipe, moments, key))
-        return predictives.log_mc_bridge(samples)
+        return _log_mean_softmax(recipe, moments, key)
     if predictive is Predictive.LAPLACE_BRIDGE:
         return predictives.log_laplace_bridge(mean, event_covariance(moments))
     if predictive is Predictive.MEAN_FIELD_2:
