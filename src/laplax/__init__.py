@@ -33,6 +33,7 @@ from .curvature import FisherMC as FisherMC
 from .curvature import Hessian as Hessian
 from .estimators import register_curvature_method as register_curvature_method
 from .evidence import data_fit as data_fit
+from .evidence import residual_variance as residual_variance
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from .._model import Model
 from .._tree import PyTree
 from ..calibration import Calibrated
-from ..likelihoods import LIKELIHOODS, Likelihood
+from ..likelihoods import LIKELIHOODS, Gaussian, Likelihood, as_likelihood
 from ._classes import NAMES
 
 PARAMS_FIELD = "mean"  # of a posterior: the parameters
@@ -111,10 +111,11 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
-def _likelihood(likelihood: Likelihood) -> tuple[str, str]:
-    named = LIKELIHOODS.get(likelihood.name)
-    if type(likelihood) is named and not vars(likelihood):
+def _likelihood(likelihood: Likelihood) -> tuple[str, str | list[float]]:
+    if likelihood.name in LIKELIHOODS and likelihood == as_likelihood(likelihood.name):
         return "likelihood", likelihood.name
+    if type(likelihood) is Gaussian:
+        return "noise_ratio", list(likelihood.noise_ratio)
     return "own_likelihood", type(likelihood).__name__
 
 
