@@ -862,7 +862,7 @@ BAD = {
     "objective": ({"calibration_objective": "nl"}, "unknown calibration_objective 'nl'.*'nll'"),
     "metric as objective": (
         {"calibration_objective": "rmse"},
-        "unknown calibration_objective 'rmse'.*allowed: chi_squared, ece, marginal",
+        "unknown calibration_objective 'rmse'.*allowed: chi_squared, crps, ece, leave",
     ),
     "method": (
         {"calibration_method": "grid"},

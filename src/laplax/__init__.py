@@ -35,6 +35,7 @@ from .curvature import Hessian as Hessian
 from .estimators import register_curvature_method as register_curvature_method
 from .evaluation import judge as judge
 from .evidence import data_fit as data_fit
+from .evidence import residual_variance as residual_variance
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior

@@ -16,7 +16,7 @@ from ._model import Model
 from ._problem import Problem, make_problem
 from ._tree import PyTree, pytree, static, widen
 from .curvature import subset_scale
-from .likelihoods import DataFit, Likelihood
+from .likelihoods import DataFit, Likelihood, weigh
 from .posterior import PosteriorFamily
 from .priors import PriorArguments
 
@@ -62,6 +62,63 @@ def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> D
     return jax.tree.map(lambda part: jnp.asarray(scale, part.dtype) * part, fit)
 
 
+@pytree
+class _DataTerm(WeakInside):
+    """What a step over the data needs of a problem."""
+
+    params: PyTree
+    model: Model = static()
+    likelihood: Likelihood = static()
+
+
+@in_our_words
+def residual_variance(
+    model_fn: Callable[..., jax.Array],
+    params: PyTree,
+    data: Any,
+    *,
+    vmap_over_data: bool = True,
+    progress: bool | None = None,
+) -> jax.Array:
+    """The mean squared residual of every output, in the units of the target squared.
+
+    The ratios between them are what `Gaussian(noise_ratio=...)` needs to know at the fit:
+
+        noise_ratio = laplax.residual_variance(model_fn, params, data)
+        laplace(model_fn, params, data, loss_fn=Gaussian(noise_ratio=noise_ratio))
+
+    Outputs are told apart along the last axis; the mean is over examples, with their weights, and
+    over all other axes.
+
+    Args:
+        model_fn: The model, as for `laplace`.
+        params: Its weights.
+        data: Arrays or a loader, as for `laplace`.
+        vmap_over_data: Whether the model sees one example.
+        progress: Show a bar while a loader is read; by default when a terminal is attached.
+    """
+    problem = make_problem(
+        model_fn, params, data, "mse", vmap_over_data=vmap_over_data, progress=progress
+    )
+    count = None if isinstance(problem.data, Loader) else problem.data.num_examples
+    chunks = cut(problem.traced.cost.forward_work, count)
+    term = _DataTerm(problem.params, problem.model, problem.likelihood)
+    squares, weights = sum_over(_residuals_of_batch, problem.data, chunks, term)
+    found: jax.Array = squares / weights
+    return found
+
+
+def _residuals_of_batch(batch: Batch, term: _DataTerm) -> tuple[jax.Array, jax.Array]:
+    """Sums of squares and of weights, one for each output."""
+    f = term.model.batch(batch.input, term.params)
+    squares = jnp.square(f - batch.target.astype(f.dtype))
+    ones = jnp.ones_like(f)
+    if batch.weight is not None:
+        squares, ones = weigh(squares, batch.weight), weigh(ones, batch.weight)
+    axes = tuple(range(max(f.ndim - 1, 1)))
+    return jnp.sum(squares, axis=axes), jnp.sum(ones, axis=axes)
+
+
 def evidence_sums(
     posterior_fn: PosteriorFamily,
     model: Model,
@@ -74,15 +131,6 @@ def evidence_sums(
     fit = fit_of(problem, posterior_fn.num_total_samples, gradient)
     posterior_fn.check_data(problem.data.fingerprint)
     return fit
-
-
-@pytree
-class _DataTerm(WeakInside):
-    """What a step over the data needs of a problem."""
-
-    params: PyTree
-    model: Model = static()
-    likelihood: Likelihood = static()
 
 
 def _fit_of_batch(batch: Batch, term: _DataTerm) -> DataFit:

@@ -29,7 +29,7 @@ from ..evaluation import (
     observe,
 )
 from ..evidence import log_evidence, prior_offset
-from ..likelihoods import DataFit, HeteroscedasticGaussian
+from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
 from ..priors import PriorArguments
@@ -229,7 +229,10 @@ class PredictiveObjective(WeakInside):
         Logits have a unit. A mean does not: it is compared with the noise.
         """
         f = self.output
-        if not isinstance(self.predictive.recipe.likelihood, HeteroscedasticGaussian):
+        likelihood = self.predictive.recipe.likelihood
+        if isinstance(likelihood, Gaussian):
+            return likelihood.ratios(f)
+        if not isinstance(likelihood, HeteroscedasticGaussian):
             return jnp.ones_like(f)
         return jnp.stack([jnp.exp(f[..., 1]), jnp.ones_like(f[..., 1])], axis=-1)
 
@@ -253,8 +256,9 @@ class PredictiveObjective(WeakInside):
         return float(self.typical_variance(prior_variances(self.projection)))
 
     def squared_residuals(self) -> tuple[float, float]:
-        """Of the MAP: their sum, and how many there are."""
+        """Of the MAP, in units of each output's noise ratio: their sum, and how many there are."""
         residual = np.asarray(self.target, np.float64) - np.asarray(self.output, np.float64)
+        residual = residual / np.sqrt(np.asarray(self._units(), np.float64))
         residual = residual if self.kept is None else residual[tuple(map(np.asarray, self.kept))]
         return float(np.sum(np.square(residual))), float(residual.size)
 

@@ -6,7 +6,7 @@ ratios run from a prior that counts for nothing to one beside which the curvatur
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from ._points import Point, Searched
 RATIOS = (-8.0, 1.0)  # decades around the trace of G: at the upper end it counts for nothing
 SPREADS = (-4.0, 4.0)  # decades of the mean variance of the outputs, in their natural unit
 STEPS = 17
+ROUNDS = 6  # of halving half a decade: temperatures to 2%
 ROUND_OFF = 64  # times eps: the share of G below which its eigenvalues are noise
 
 
@@ -45,7 +46,7 @@ class TemperedObjective(Searched):
     objective: PredictiveObjective
 
     def point(self, point: jax.Array, fixed: Mapping[str, PyTree]) -> Point:
-        """Temperatures half a decade apart, then the vertex of the parabola through the best."""
+        """Temperatures half a decade apart; around the best, ever closer ones."""
         point = point.astype(self.scale["prior_prec"].dtype)
         unit = self.objective.moments(jnp.ones_like(point), point)
         assert unit.var is not None
@@ -58,22 +59,27 @@ class TemperedObjective(Searched):
         spreads = jnp.linspace(*SPREADS, STEPS, dtype=point.dtype) * math.log(10)
         values = jax.lax.map(value, spreads)
         values = jnp.where(jnp.isnan(values), jnp.inf, values)
-        refined = _vertex(spreads, values)
-        spreads = jnp.append(spreads, refined)
-        values = jnp.append(values, value(refined))
-        best = jnp.nanargmin(values)
-        temperature = jnp.exp(spreads[best]) / typical
-        return {"prior_prec": point / temperature, "temperature": temperature}, values[best]
+        best = jnp.argmin(values)
+        log_spread, lowest = _zoom(value, spreads[best], values[best], spreads[1] - spreads[0])
+        temperature = jnp.exp(log_spread) / typical
+        return {"prior_prec": point / temperature, "temperature": temperature}, lowest
 
 
-def _vertex(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of the parabola through the smallest value and its neighbours; x is evenly spaced."""
-    middle = jnp.clip(jnp.argmin(y), 1, x.size - 2)
-    left, low, right = y[middle - 1], y[middle], y[middle + 1]
-    bend = left - 2 * low + right
-    shift = 0.5 * (left - right) / jnp.where(bend > 0, bend, 1.0)
-    shift = jnp.where((bend > 0) & jnp.isfinite(shift), jnp.clip(shift, -1.0, 1.0), 0.0)
-    return x[middle] + shift.astype(x.dtype) * (x[1] - x[0])
+def _zoom(
+    value: Callable[[jax.Array], jax.Array], x: jax.Array, low: jax.Array, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The minimum near x, bracketed by x -+ step: the bracket halves in every round."""
+
+    def narrowed(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, low, step = state
+        trials = jnp.stack([x - step / 2, x, x + step / 2])
+        values = jnp.stack([value(trials[0]), low, value(trials[2])])
+        values = jnp.where(jnp.isnan(values), jnp.inf, values)
+        best = jnp.argmin(values)
+        return trials[best], values[best], step / 2
+
+    x, low, _ = jax.lax.fori_loop(0, ROUNDS, narrowed, (x, low, step))
+    return x, low
 
 
 def _ratios(posterior_fn: PosteriorFamily, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._model import Model
 from ..calibration import Calibrated
-from ..likelihoods import LIKELIHOODS, Likelihood, as_likelihood
+from ..likelihoods import LIKELIHOODS, Gaussian, Likelihood, as_likelihood
 from ._classes import CLASSES, ENUMS
 from ._encode import PARAMS, Code
 from ._safetensors import DTYPES, FileError
@@ -64,6 +64,12 @@ class Decoder:
         likelihood = as_likelihood(name)
         if self.likelihood is not None and self.likelihood != likelihood:
             raise FileError(f"the posterior was fitted with loss_fn={name!r}; leave loss_fn out")
+        return likelihood
+
+    def _noise_ratio(self, ratio: Code) -> Likelihood:
+        likelihood = Gaussian(noise_ratio=tuple(ratio))
+        if self.likelihood is not None and self.likelihood != likelihood:
+            raise FileError(f"the posterior was fitted with {likelihood}; leave loss_fn out")
         return likelihood
 
     def _own_likelihood(self, name: str) -> Likelihood:
@@ -120,6 +126,7 @@ _KINDS: dict[str, Callable[[Decoder, Code], Any]] = {
     "class": Decoder._class,
     "model": Decoder._model,
     "likelihood": Decoder._likelihood,
+    "noise_ratio": Decoder._noise_ratio,
     "own_likelihood": Decoder._own_likelihood,
     "params": lambda d, _: d.params,
     "array": Decoder.array,

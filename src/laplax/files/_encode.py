@@ -17,7 +17,7 @@ from .._engine.shards import to_numpy
 from .._model import Model
 from .._tree import PyTree
 from ..calibration import Calibrated
-from ..likelihoods import LIKELIHOODS, Likelihood
+from ..likelihoods import LIKELIHOODS, Gaussian, Likelihood, as_likelihood
 from ._classes import NAMES
 
 PARAMS_FIELD = "mean"  # of a posterior: the parameters
@@ -104,10 +104,11 @@ class Encoder:
         return self.encode(jax.tree.unflatten(treedef, [0] * treedef.num_leaves), where)
 
 
-def _likelihood(likelihood: Likelihood) -> tuple[str, str]:
-    named = LIKELIHOODS.get(likelihood.name)
-    if type(likelihood) is named and not vars(likelihood):
+def _likelihood(likelihood: Likelihood) -> tuple[str, str | list[float]]:
+    if likelihood.name in LIKELIHOODS and likelihood == as_likelihood(likelihood.name):
         return "likelihood", likelihood.name
+    if type(likelihood) is Gaussian:
+        return "noise_ratio", list(likelihood.noise_ratio)
     return "own_likelihood", type(likelihood).__name__
 
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._base import DataFit, Likelihood, require_same_shape
 
@@ -13,26 +14,65 @@ LOG_2PI = 1.8378770664093453
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian(Likelihood):
-    """`"mse"`: l = 1/2 |f - y|^2, H = I; `sigma_squared` is the observation variance."""
+    """`"mse"`: l = 1/2 |f - y|^2, H = I; `sigma_squared` is the observation variance.
 
+    With `noise_ratio`, one number r_o for each entry of the output's last axis, the variance of
+    output o is `sigma_squared` times r_o: l = 1/2 sum_o (f_o - y_o)^2 / r_o and H = diag(1 / r).
+    The curvature depends on the ratios, so they belong to the fit; `laplax.residual_variance` reads
+    them off the residuals, and `sigma_squared` is then one for noise of that size.
+
+    Args:
+        noise_ratio: Positive numbers, one for each output; none if all have the same noise.
+    """
+
+    noise_ratio: tuple[float, ...] = ()
     has_noise: ClassVar[bool] = True
     name: ClassVar[str] = "mse"
 
+    def __post_init__(self) -> None:
+        ratio = np.asarray(self.noise_ratio, np.float64)
+        if ratio.ndim != 1 or not np.all((ratio > 0) & np.isfinite(ratio)):
+            raise ValueError(
+                "noise_ratio must be a list of positive, finite numbers, one for each output; got "
+                f"{self.noise_ratio!r}"
+            )
+        object.__setattr__(self, "noise_ratio", tuple(ratio.tolist()))
+
+    def __repr__(self) -> str:
+        return f"Gaussian(noise_ratio={self.noise_ratio})" if self.noise_ratio else "Gaussian()"
+
+    def ratios(self, like: jax.Array) -> jax.Array:
+        """The relative variances, to be multiplied with outputs such as `like`."""
+        return jnp.asarray(self.noise_ratio or 1.0, like.dtype)
+
+    def check_target_shape(self, f: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
+        """The target has the output's shape, and every output a ratio, if there are any."""
+        super().check_target_shape(f, y)
+        outputs = f.shape[-1] if f.shape else 1
+        if self.noise_ratio and (not f.shape or len(self.noise_ratio) != outputs):
+            raise ValueError(
+                f"noise_ratio has {len(self.noise_ratio)} numbers; it needs one for each entry of "
+                f"the output's last axis, and the output of one example has shape {f.shape}"
+            )
+
     def event_loss(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        return 0.5 * jnp.square(f - y.astype(f.dtype))
+        return 0.5 * jnp.square(f - y.astype(f.dtype)) / self.ratios(f)
 
     def event_factor(self, f: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.ones((*f.shape, 1), f.dtype)
+        return jnp.broadcast_to(jax.lax.rsqrt(self.ratios(f)), f.shape)[..., None]
+
+    def event_constant(self, f: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(-0.5 * jnp.log(self.ratios(f)), f.shape)
 
     def hessian_mv(self, f: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
-        return v
+        return v / self.ratios(v)
 
     def sample(self, key: jax.Array, f: jax.Array) -> jax.Array:
-        """Draw f + unit noise."""
-        return f + jax.random.normal(key, f.shape, f.dtype)
+        """Draw f + noise, of unit variance where there are no ratios."""
+        return f + jnp.sqrt(self.ratios(f)) * jax.random.normal(key, f.shape, f.dtype)
 
     def log_likelihood(self, fit: DataFit, sigma_squared: float | jax.Array = 1.0) -> jax.Array:
-        """-1/2 |f - y|^2 / s2 - C/2 log(2 pi s2), summed."""
+        """-1/2 |f - y|^2 / s2 - C/2 log(2 pi s2), summed; each output with its own ratio."""
         s2 = jnp.asarray(sigma_squared, fit.loss.dtype)
         return fit.constant - fit.loss / s2 - 0.5 * fit.count * (LOG_2PI + jnp.log(s2))
 

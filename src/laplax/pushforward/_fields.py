@@ -219,8 +219,9 @@ def _makers(
 
 def _aleatoric(recipe: Recipe, moments: Moments, sigma_squared: jax.Array) -> jax.Array:
     """The variance of y given f: the noise, or what the variance head says on average."""
-    if not isinstance(recipe.likelihood, HeteroscedasticGaussian):
-        return jnp.broadcast_to(sigma_squared.astype(moments.mean.dtype), moments.mean.shape)
+    if isinstance(recipe.likelihood, Gaussian):
+        noise = sigma_squared.astype(moments.mean.dtype) * recipe.likelihood.ratios(moments.mean)
+        return jnp.broadcast_to(noise, moments.mean.shape)
     if recipe.pushforward is Pushforward.NONLINEAR and moments.samples is not None:
         return jnp.mean(jnp.exp(moments.samples[..., 1]), axis=0)
     # The mean of a log-normal: the variance head is uncertain too.
