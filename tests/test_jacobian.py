@@ -174,14 +174,17 @@ def test_the_rest_of_factors_is_that_of_rows():
 def test_parts_of_a_projection_join():
     posterior_fn, _ = laplax.laplace(mlp, MLP, (X, mlp(X, MLP)), loss_fn="mse", curv_type="kfac")
 
-    def project(x):
-        return posterior_fn.structure.project(TapJacobian(Model(mlp), MLP, posterior_fn.space, x))
+    @jax.jit
+    def covariances(posterior_fn, one):
+        def project(x):
+            J = TapJacobian(Model(mlp), MLP, posterior_fn.space, x)
+            return posterior_fn.structure.project(J)
 
-    one = jnp.asarray(1.0)
-    joined = project(X[:1]).join(
-        [project(X[1:2]), project(X[2:])]
-    )  # single examples are not shared
-    assert_equal_moments(joined.covariance(one, one), project(X).covariance(one, one))
+        # Single examples are not shared.
+        joined = project(X[:1]).join([project(X[1:2]), project(X[2:])])
+        return joined.covariance(one, one), project(X).covariance(one, one)
+
+    assert_equal_moments(*covariances(posterior_fn, jnp.asarray(1.0)))
 
 
 def test_the_last_product_has_one_gradient_for_all_examples():
@@ -227,10 +230,15 @@ def test_a_product_that_only_looks_like_the_output_is_not_taken_for_it(model_fn,
     assert program.output_tap is None
     data = (X, jax.vmap(model_fn, (0, None))(X, params))
     posterior_fn, _ = laplax.laplace(model_fn, params, data, loss_fn="mse", curv_type=curv_type)
-    precision = posterior_fn({"prior_prec": 1.0}).precision
-    factors = TapJacobian(Model(model_fn), params, posterior_fn.space, X)
-    whole = DenseJacobian(jacobian(Model(model_fn), params, posterior_fn.space, X))
-    assert_equal_moments(precision.covariance(factors), precision.covariance(whole))
+
+    @jax.jit
+    def covariances(posterior_fn):
+        precision = posterior_fn({"prior_prec": 1.0}).precision
+        factors = TapJacobian(Model(model_fn), params, posterior_fn.space, X)
+        whole = DenseJacobian(jacobian(Model(model_fn), params, posterior_fn.space, X))
+        return precision.covariance(factors), precision.covariance(whole)
+
+    assert_equal_moments(*covariances(posterior_fn))
 
 
 @pytest.mark.parametrize("curv_type", ["diagonal", "kfac"])
@@ -270,10 +278,12 @@ def test_a_weight_at_several_positions_equals_its_rows(monkeypatch, backend, sha
     for to_matrix in (None, lambda d: d.reshape(shape[::-1]).transpose(2, 1, 0)):
         given = PositionCoordinates(a, g, to_matrix, shared)
         d = jnp.square(cases.random(math.prod(shape), seed=2))
-        whole = jnp.einsum("nbti,ncbto->ncbio", a, jnp.broadcast_to(g, (n, *g.shape[1:])))
-        weights = d.reshape(shape) if to_matrix is None else to_matrix(d)
-        expected = jnp.einsum("ncbio,bio,ndbio->ncd", whole, weights, whole)
-        diagonals = jnp.diagonal(expected, axis1=1, axis2=2)
+        wide = np.broadcast_to(g, (n, *g.shape[1:]))
+        whole = np.einsum("nbti,ncbto->ncbio", np.asarray(a), wide)
+        weights = np.asarray(d)
+        weights = weights.reshape(shape) if to_matrix is None else to_matrix(weights)
+        expected = np.einsum("ncbio,bio,ndbio->ncd", whole, weights, whole)
+        diagonals = np.diagonal(expected, axis1=1, axis2=2)
         for same in (given, given.kept()):
             np.testing.assert_allclose(same.covariance(d), expected, rtol=1e-10)
             np.testing.assert_allclose(same.marginal(d), diagonals, rtol=1e-10)
@@ -283,7 +293,7 @@ def test_a_weight_at_several_positions_equals_its_rows(monkeypatch, backend, sha
         outside = rows.rest(columns, inner)
         np.testing.assert_allclose(given.rest(columns, inner), outside, rtol=1e-10)
         two = given.join([given])
-        np.testing.assert_allclose(two.marginal(d), jnp.concatenate([diagonals] * 2), rtol=1e-10)
+        np.testing.assert_allclose(two.marginal(d), np.concatenate([diagonals] * 2), rtol=1e-10)
     if not shared:
-        expected = jnp.sum(jnp.square(whole), axis=(0, 1))
+        expected = np.sum(np.square(whole), axis=(0, 1))
         np.testing.assert_allclose(matrix_diagonal(a, g), expected, rtol=1e-10)
