@@ -55,7 +55,7 @@ def log_mean_softmax(logits: jax.Array) -> jax.Array:
     scale = jax.lax.stop_gradient(below.max(axis=1))
     share = jnp.exp(below - scale[:, None])
     total = jnp.exp(scale) @ share
-    return scale + jnp.log((share / total).mean(axis=1))
+    return scale + jnp.log(share @ (1 / total) / logits.shape[1])
 
 
 def mean_entropy(logits: jax.Array) -> jax.Array:
