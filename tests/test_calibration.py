@@ -312,7 +312,7 @@ def test_a_grid_in_pieces_has_the_same_values(monkeypatch, objective, per_piece)
     posterior_fn, _ = fit()
     size = {
         "marginal_log_likelihood": 8 * posterior_fn.space.size,
-        "nll": 8 * TARGETS["mse"].size * 102,
+        "nll": 16 * TARGETS["mse"].size * TARGETS["mse"].shape[1],
     }[objective]
     monkeypatch.setattr(_methods, "_evaluate", watched)
     monkeypatch.setattr(_methods, "MEMORY_BUDGET", per_piece * size)
@@ -904,7 +904,7 @@ BAD = {
     ),
     "field": (
         {"calibration_objective": lambda pred_act, target: pred_act},
-        "asks for 'pred_act'.*which this prediction does not have.*loss_fn mse",
+        "asks for 'pred_act'.*which this prediction does not have.*likelihood .mse.",
     ),
     "no field": (
         {"calibration_objective": lambda mean: mean},

@@ -438,7 +438,7 @@ BAD = {
     "metric of another task": (
         "mse",
         {"metrics": ["accuracy"]},
-        "metric 'accuracy' is for classification, not for regression; regression has: chi_squared",
+        "metric 'accuracy' is for classification, not for regression; regression has: aurc, chi_squared",
     ),
     "no name": (
         "mse",

@@ -270,7 +270,8 @@ def search_case(loss, outputs, examples, structure, objective, method, dtype):
     for name, value in results.items():
         assert np.isfinite(np.asarray(value)).all(), f"{name} = {value}"
     if loss == "cross_entropy":
-        accuracy = np.mean(problem.output().argmax(axis=1) == problem.target)
+        probabilities = posterior_fn.predictive()(chosen)(data[0]).pred_act
+        accuracy = np.mean(np.asarray(probabilities).argmax(axis=1) == problem.target)
         close(results["accuracy"], accuracy, dtype, "accuracy")
 
 

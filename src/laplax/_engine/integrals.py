@@ -51,7 +51,7 @@ def log_mean_softmax(logits: jax.Array) -> jax.Array:
     by its largest share of the largest class. Classes that are the largest somewhere are not
     scaled, so that the sum over classes is at least one.
     """
-    below = logits - jax.lax.stop_gradient(logits.max(axis=0))
+    below = logits - jax.lax.stop_gradient(logits.max(axis=0, keepdims=True))
     scale = jax.lax.stop_gradient(below.max(axis=1))
     share = jnp.exp(below - scale[:, None])
     total = jnp.exp(scale) @ share
@@ -60,7 +60,7 @@ def log_mean_softmax(logits: jax.Array) -> jax.Array:
 
 def mean_entropy(logits: jax.Array) -> jax.Array:
     """The mean over points of the entropy of softmax(z), from z (C, num_points), in nats."""
-    below = logits - jax.lax.stop_gradient(logits.max(axis=0))
+    below = logits - jax.lax.stop_gradient(logits.max(axis=0, keepdims=True))
     share = jnp.exp(below)
     total = share.sum(axis=0)
     return jnp.mean(jnp.log(total) - (share * below).sum(axis=0) / total)

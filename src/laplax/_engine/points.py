@@ -19,7 +19,7 @@ def normal_points(key: jax.Array, num_points: int, dimension: int, dtype: jnp.dt
     sobol = min(dimension, SOBOL_DIMENSIONS)
     shift_key, rest_key = jax.random.split(key)
     shift = jax.random.bits(shift_key, (sobol,), jnp.uint32)
-    points = _quantile(jnp.asarray(_net(num_points, sobol)) ^ shift, dtype)
+    points = _quantile(jnp.asarray(_net(num_points, sobol)) ^ shift[None], dtype)
     if dimension > sobol:
         rest = jax.random.normal(rest_key, (num_points, dimension - sobol), dtype)
         points = jnp.concatenate([points, rest], axis=1)

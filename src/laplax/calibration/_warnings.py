@@ -26,7 +26,7 @@ def warn_about_grid(
     values: np.ndarray,
 ) -> None:
     """Say what it means that `chosen`, which `point` of a grid stands for, has the best value."""
-    if grid.size < 3 or warn_if_flat(values, FLAT):
+    if grid.size < 3:
         return
     judged = objective.objective
     meaning = ""
@@ -34,7 +34,7 @@ def warn_about_grid(
         meaning = _meaning(judged, chosen, float(np.nanmin(values)), point == grid.max())
     if meaning:
         warn(meaning, CalibrationWarning)
-    elif point in (grid.min(), grid.max()):
+    elif not warn_if_flat(values, FLAT) and point in (grid.min(), grid.max()):
         warn(
             f"the best prior precision, {float(chosen['prior_prec']):.3g}, lies at the edge of the "
             "grid; widen it: calibration_method=GridSearch(log_prior_prec_min=..., "

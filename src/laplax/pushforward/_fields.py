@@ -270,8 +270,8 @@ def _gaussian(recipe: Recipe, moments: Moments) -> tuple[jax.Array, jax.Array]:
     if not isinstance(recipe.likelihood, Bernoulli):
         return moments.mean, event_covariance(moments)
     assert moments.var is not None
-    second = jnp.asarray([[0, 0], [0, 1]], moments.mean.dtype)
-    return _two_class(recipe.likelihood, moments.mean), moments.var[..., None, None] * second
+    cov = jnp.zeros((*moments.var.shape, 2, 2), moments.var.dtype)
+    return _two_class(recipe.likelihood, moments.mean), cov.at[..., 1, 1].set(moments.var)
 
 
 def _points_key(key: jax.Array) -> jax.Array:

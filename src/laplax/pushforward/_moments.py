@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from .._engine.chunks import CPU_CACHE, Work, networks_at_once
 from .._engine.linalg import diagonal
-from .._enums import Predictive, Pushforward
+from .._enums import Pushforward
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import Traced, traced
@@ -116,7 +116,7 @@ def prediction_work(
     else:
         size = outputs * (3 * space.whole.size * space.dtype.itemsize + activations)
     if recipe.needs_cov(fields):
-        sampled = recipe.num_samples if recipe.predictive is Predictive.MC_BRIDGE else 0
+        sampled = recipe.num_samples if "samples" in fields else 0
         size += 8 * outputs * (3 * outputs + sampled)
     convolution = shapes.cost.has_convolution
     # Gradients at the taps of a convolution are read again right away.
