@@ -438,7 +438,7 @@ BAD = {
     "metric of another task": (
         "mse",
         {"metrics": ["accuracy"]},
-        "metric 'accuracy' is for classification, not for regression; regression has: aurc, chi_squared",
+        "metric 'accuracy' is for classification, not for regression; regression has: aurc, chi",
     ),
     "no name": (
         "mse",
