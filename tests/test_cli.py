@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import pytest
+from scipy import ndimage
+from sklearn import datasets
 
 import laplax
 from laplax.cli import _demo, _info, _problems, _report, _reproduce, main
@@ -34,6 +36,7 @@ number = 3
 incomplete = {"model_fn": model_fn}
 typo = {**problem, "tset": 1}
 """
+RNG = np.random.default_rng(7)
 
 
 @pytest.fixture
@@ -86,15 +89,15 @@ def test_rows_are_printed_and_flushed_as_they_come(project, monkeypatch):
     monkeypatch.setattr("builtins.print", lambda *text, **how: printed.append((*text, how)))
     assert main(["report", "my_cli_project:problem", "--no-progress", "--max-gib", "1e-9"]) == 0
     (first, how), (second, how_then), *rest = printed
-    assert first.startswith("MAP: rmse ")
-    assert second.startswith("diagonal: note does not fit: it needs about")
+    assert first.startswith("diagonal: note does not fit: it needs about")
+    assert second.startswith("MAP: rmse ")
     assert how == how_then == {"flush": True}
-    assert "max_bytes=1 B" in second
+    assert "max_bytes=1 B" in first
     assert "Test metrics" in rest[-1][0]
 
 
 def test_report_writes_a_page_and_figures_from_arrays_of_a_file(project, capsys):
-    np.savez(project / "data.npz", x=np.ones((3, 1)))
+    np.savez(project / "data.npz", x=np.ones((4, 1)))
     given = ["my_cli_project:from_file", "--data", "data.npz", "--out", "made"]
     assert main(["report", *given]) == 0
     out = capsys.readouterr().out
@@ -208,7 +211,7 @@ def test_demo_prints_tables_and_writes_one_page_with_both_problems(monkeypatch, 
         return make
 
     monkeypatch.setattr(_problems, "sinusoid", small("first"))
-    monkeypatch.setattr(_problems, "two_moons", small("second"))
+    monkeypatch.setattr(_problems, "digits", small("second"))
     assert main(["demo", "--out", str(tmp_path), "--seed", "3", "--no-progress"]) == 0
     out, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
     assert seeds == [3, 3]
@@ -228,15 +231,16 @@ def test_the_help_of_a_report_names_every_key():
         assert re.search(rf"\b{name}\b", _report.__doc__)
 
 
-@pytest.mark.parametrize("make", [_problems.sinusoid, _problems.two_moons])
+@pytest.mark.parametrize("make", [_problems.sinusoid, _problems.digits, _problems.two_moons])
 def test_the_demonstrations_problems_depend_on_the_seed_alone(make, monkeypatch):
     monkeypatch.setattr(_problems, "STEPS", 2)
     first, again, other = make(0), make(0), make(1)
     np.testing.assert_array_equal(first["train"]["input"], again["train"]["input"])
     assert not np.array_equal(first["train"]["input"], other["train"]["input"])
     np.testing.assert_array_equal(first["params"][0]["w"], again["params"][0]["w"])
-    for part in ("train", "calibration", "test"):
-        assert len(first[part]["input"]) == len(first[part]["target"])
+    parts = [first[part] for part in ("train", "calibration", "test") if part in first]
+    for part in [*parts, *first.get("shifted", {}).values()]:
+        assert len(part["input"]) == len(part["target"])
 
 
 @pytest.fixture
@@ -295,3 +299,20 @@ def test_the_folder_of_experiments_is_a_command_of_its_own():
     command = [sys.executable, "-m", "experiments", "table1", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     assert "usage: laplax reproduce table1" in done.stdout
+
+
+def test_the_digits_that_come_with_the_package_are_those_of_scikit_learn():
+    known = datasets.load_digits()
+    with np.load(_problems.DIGITS) as file:
+        np.testing.assert_array_equal(file["images"], known.images)
+        np.testing.assert_array_equal(file["labels"], known.target)
+    assert "CC BY 4.0" in (_problems.DIGITS.parent / "README.md").read_text()
+
+
+def test_turned_images_are_those_of_scipy():
+    images = RNG.uniform(size=(3, 8, 8))
+    np.testing.assert_allclose(_problems.rotated(images, 90.0), np.rot90(images, axes=(1, 2)))
+    expected = ndimage.rotate(
+        images, 15.0, axes=(1, 2), reshape=False, order=1, mode="grid-constant"
+    )
+    np.testing.assert_allclose(_problems.rotated(images, 15.0), expected, atol=1e-12)

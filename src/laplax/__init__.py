@@ -46,7 +46,9 @@ from .subset import largest_magnitude as largest_magnitude
 from .subset import largest_variance as largest_variance
 
 if TYPE_CHECKING:
+    from ._report import Recommendation as Recommendation
     from ._report import Report as Report
+    from ._report import recommend as recommend
     from ._report import report as report
     from ._shard import shard as shard
     from .files import FileError as FileError
@@ -57,9 +59,11 @@ if TYPE_CHECKING:
 # What not every program needs is loaded when it is asked for: a quarter of the import.
 _LATER = {
     "FileError": ".files",
+    "Recommendation": "._report",
     "Report": "._report",
     "fsp_laplace": ".fsp",
     "load": ".files",
+    "recommend": "._report",
     "report": "._report",
     "save": ".files",
     "shard": "._shard",

@@ -11,8 +11,9 @@ from ..estimators import KFAC, Estimator, ExactBlocks, Full, Lanczos, Lobpcg
 from ._curvatures import Options, Problem, resolve_objects
 from ._tables import human_bytes
 
-FLOPS_PER_SECOND = 1e10  # of a few cores, with all that is not arithmetic
+FLOPS_PER_SECOND = 3e9  # of two cores, with all that is not arithmetic
 EIGEN = 10  # times n^3: an eigendecomposition of n rows
+DENSE = 0.1  # products and decompositions of matrices run ten times as fast as networks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +82,13 @@ def _fit_cost(estimator: Estimator, operator: CurvatureOperator, forward: float)
     if isinstance(estimator, Full):
         side = min(rows, size)
         # G or its rows, the eigenvectors, and as much again for the decomposition.
-        flops = 4 * max(rows, size) * side**2 + EIGEN * side**3
+        flops = DENSE * (4 * max(rows, size) * side**2 + EIGEN * side**3)
         return backward + Cost(4 * side * size * item, flops)
     shapes = (operator.space.shapes[i] for i in operator.space.slices)
     sides = [side for shape in shapes for side in _block_sides(estimator, shape)]
-    return backward + Cost(sum(4 * n**2 * item for n in sides), sum(EIGEN * n**3 for n in sides))
+    return backward + Cost(
+        sum(4 * n**2 * item for n in sides), DENSE * sum(EIGEN * n**3 for n in sides)
+    )
 
 
 def _block_sides(estimator: Estimator, shape: tuple[int, ...]) -> list[int]:

@@ -14,13 +14,17 @@ from .._data import Batch
 from ._energy import energy_of, two_names
 from ._fit import Fitted, uncertainty
 from ._panels import Picture, panels, single
-from ._setting import MAP_SIDE, Parts, Setting
+from ._scores import NOISE
+from ._setting import MAP_SIDE, Fields, Parts, Setting
+from ._verdict import Recommendation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DPI = 160
+CHOSEN = "#0b6aa8"
+OTHER = "#8a9099"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +35,7 @@ class Drawing:
     predicted_map: Parts
     fitted: list[Fitted]
     shown: Fitted | None
+    verdict: Recommendation
 
     def predictions(self, fitted: list[Fitted]) -> dict[str, Parts]:
         """Those of the MAP and of these curvatures."""
@@ -85,6 +90,7 @@ def planned(paint: Paint) -> Plan:
 
 def figures_for(drawing: Drawing) -> Iterator[Plan]:
     """Only what fits the problem."""
+    yield decision
     setting = drawing.setting
     classification = setting.recipe.classification
     if "figure" in setting.inputs and classification:
@@ -94,7 +100,7 @@ def figures_for(drawing: Drawing) -> Iterator[Plan]:
     if classification:
         yield reliability
         yield confidences
-    if "ood" in setting.inputs and (classification or drawing.fitted):
+    if setting.foreign and (classification or drawing.fitted):
         yield foreign_inputs
     if not drawing.fitted:
         return
@@ -105,6 +111,30 @@ def figures_for(drawing: Drawing) -> Iterator[Plan]:
     two_vary = all(x.posterior_fn.space.size == 2 for x in drawing.fitted)
     if two_vary and isinstance(setting.training.data, Batch):
         yield energy
+
+
+@planned
+def decision(drawing: Drawing, figure: "Figure") -> None:
+    """What decides.
+
+    The numbers of the first table, with bars of two standard errors. The row that was chosen is
+    coloured.
+    """
+    table = drawing.verdict.table
+    keys = {heading: key for key, heading in table.columns.items() if " " in key}
+    names = [row["name"] for row in table.rows][::-1]
+    colors = [CHOSEN if name == drawing.verdict.name else OTHER for name in names]
+
+    def panel(ax: "Axes", key: str) -> None:
+        estimates = [row[key] for row in table.rows][::-1]
+        for place, (estimate, color) in enumerate(zip(estimates, colors, strict=True)):
+            error = NOISE * estimate.standard_error
+            ax.errorbar(estimate.value, place, xerr=error, fmt="o", color=color, capsize=3)
+        ax.set(yticks=range(len(names)), yticklabels=names, ylim=(-0.6, len(names) - 0.4))
+        ax.grid(axis="x", alpha=0.4)
+
+    height = 0.9 + 0.28 * len(names)
+    panels(figure, keys, panel, height=height, legend=False, columns=2, width=4.4)
 
 
 @planned
@@ -195,13 +225,20 @@ def foreign_inputs(drawing: Drawing, figure: "Figure") -> None:
     if drawing.setting.recipe.regression:
         del compared["MAP"]  # it has no uncertainty
         kind = "epistemic standard deviation"
+    several = len(drawing.setting.foreign) > 1
+    pairs = {
+        f"{name}: {part}" if several else name: (prediction["test"], prediction[part])
+        for part in drawing.setting.foreign
+        for name, prediction in compared.items()
+    }
 
-    def panel(ax: "Axes", prediction: Parts) -> None:
-        scores = (uncertainty(prediction[part]) for part in ("test", "ood"))
-        plot.entropy_histograms(*scores, xlabel=kind, legend=False, ax=ax)
+    def panel(ax: "Axes", pair: tuple[Fields, Fields]) -> None:
+        plot.entropy_histograms(*map(uncertainty, pair), xlabel=kind, legend=False, ax=ax)
 
-    width = 4.2 if len(compared) == 1 else 3.2 * len(compared)
-    panels(figure, compared, panel, size=(width, 3.1), columns=2)
+    columns = len(compared)
+    width = 4.2 if columns == 1 else 3.2 * columns
+    height = 3.1 * len(drawing.setting.foreign)
+    panels(figure, pairs, panel, size=(width, height), columns=columns)
 
 
 @planned

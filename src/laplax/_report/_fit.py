@@ -6,11 +6,10 @@ import math
 import operator
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .. import metrics
@@ -18,10 +17,12 @@ from .._api import laplace
 from .._chain import PosteriorFn
 from .._tree import PyTree
 from ..calibration import GridSearch, Trace
-from ..likelihoods import Bernoulli, DataFit, HeteroscedasticGaussian
+from ..evaluation import Judged
+from ..likelihoods import DataFit
 from ..posterior import CurvEstimate
 from ..pushforward import ProbPredictive
 from ._budget import estimated_cost
+from ._scores import Scores
 from ._setting import Fields, Parts, Setting
 
 # What a fit may meet that is not a mistake in the call: memory, an indefinite Hessian, a layer
@@ -29,7 +30,8 @@ from ._setting import Fields, Parts, Setting
 EXPECTED = (ValueError, TypeError, RuntimeError, MemoryError)
 CURVE_POINTS = 41
 CURVE_REACH = 2.5  # decades to either side
-MAP_BATCH = 128  # inputs of one call of the network itself
+TIMED = 64  # inputs of the batch whose time is taken
+TEST_DATA = "the test data"
 Row = dict[str, Any]
 
 
@@ -44,7 +46,18 @@ class Fitted:
     prior_arguments: dict[str, float]
     curve: Trace
     variances: PyTree
+    prob_predictive: ProbPredictive
     prediction: Parts
+
+
+def excess(setting: Setting, name: str) -> str | None:
+    """Why a curvature is not even tried, or None: known before any work starts."""
+    try:
+        options = setting.curvatures[name]
+        cost = estimated_cost(setting.problem, options, sum(setting.counts.values()))
+    except EXPECTED:  # the fit will say so itself
+        return None
+    return setting.budget.excess(cost)
 
 
 def fit_curvature(setting: Setting, name: str) -> tuple[Row, Fitted | None]:
@@ -52,17 +65,23 @@ def fit_curvature(setting: Setting, name: str) -> tuple[Row, Fitted | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            options = setting.curvatures[name]
-            cost = estimated_cost(setting.problem, options, sum(setting.counts.values()))
-            reason = setting.budget.excess(cost)
-            fitted = None if reason else _fit(setting, name)
+            fitted = _fit(setting, name)
         except EXPECTED as error:
             fitted = None
             reason = f"{type(error).__name__}: {error}".split("\n")[0]
     if fitted is None:
-        return {"name": name, "note": f"does not fit: {reason}"}, None
-    notes = dict.fromkeys(str(w.message).split(";")[0] for w in caught)
-    return {**fitted.row, "note": "; ".join(notes)}, fitted
+        return does_not_fit(name, reason), None
+    return {**fitted.row, "note": joined_warnings(caught)}, fitted
+
+
+def joined_warnings(caught: Sequence[warnings.WarningMessage]) -> str:
+    """What was warned of, as one note."""
+    return "; ".join(dict.fromkeys(str(w.message).split(";")[0] for w in caught))
+
+
+def does_not_fit(name: str, reason: str) -> Row:
+    """The row of a curvature that is left out."""
+    return {"name": name, "note": f"does not fit: {reason}"}
 
 
 def _fit(setting: Setting, name: str) -> Fitted:
@@ -99,6 +118,7 @@ def _fit(setting: Setting, name: str) -> Fitted:
         prior_arguments=prior_arguments,
         curve=curve,
         variances=variances,
+        prob_predictive=prob_predictive,
         prediction=setting.by_part(prob_predictive(setting.everything(), setting.fields)),
     )
 
@@ -144,45 +164,48 @@ def _answers(
     )
 
 
-def predict_map(setting: Setting) -> Parts:
-    """The network as it is: no variance but the noise that its training residuals show."""
-    f = _outputs(setting)
-    if isinstance(setting.likelihood, Bernoulli):
-        f = jnp.stack([jnp.zeros_like(f), f], axis=-1)
-    if setting.recipe.classification:
-        return setting.by_part({"log_pred_act": jax.nn.log_softmax(f, axis=-1)})
-    if isinstance(setting.likelihood, HeteroscedasticGaussian):
-        mean = f[..., 0]
-        noise = jnp.exp(f[..., 1])
-    else:
-        mean = f
-        # Of a perfect fit: what the outputs cannot resolve, for a variance of zero has no
-        # likelihood.
-        resolved = float(jnp.finfo(f.dtype).eps) * float(jnp.max(jnp.abs(f)))
-        noise = jnp.full_like(f, setting.residual or resolved**2 or 1.0)
-    variance = jnp.zeros_like(mean)
-    return setting.by_part({"pred_mean": mean, "pred_var": variance, "total_var": noise})
+def seconds_per_prediction(setting: Setting, predictive: Judged) -> float:
+    """For one input of a batch, once everything is compiled."""
+    first = operator.itemgetter(slice(0, TIMED))
+    inputs = jax.tree.map(first, setting.inputs["test"])
+    jax.block_until_ready(dict(predictive(inputs, setting.fields)))
+    start = time.perf_counter()
+    jax.block_until_ready(dict(predictive(inputs, setting.fields)))
+    return (time.perf_counter() - start) / jax.tree.leaves(inputs)[0].shape[0]
 
 
-def _outputs(setting: Setting) -> jax.Array:
-    """Outputs of the network for all inputs, a part of them at a time."""
-    local = setting.training.local
-    run = jax.jit(local.model.batch)
-    inputs = setting.everything()
-    starts = range(0, sum(setting.counts.values()), MAP_BATCH)
-    slices = [operator.itemgetter(slice(start, start + MAP_BATCH)) for start in starts]
-    parts = (jax.tree.map(take, inputs) for take in slices)
-    return jnp.concatenate([run(part, local.params) for part in parts])
+def scores_of(setting: Setting, prediction: Parts) -> Scores:
+    """One number per test point."""
+    usual = (
+        metrics.CLASSIFICATION_METRICS
+        if setting.recipe.classification
+        else (metrics.REGRESSION_METRICS)
+    )
+    each = usual["nll"].each
+    assert each is not None
+    names = {"test": TEST_DATA, **{part: part for part in setting.shifted}}
+    observed = {name: prediction[part] for part, name in names.items()}
+    fields = usual["nll"].fields
+    return Scores(
+        nll={
+            name: _mean_per_input(each(*(values[field] for field in fields)))
+            for name, values in observed.items()
+        },
+        inside=uncertainty(prediction["test"]),
+        outside={part: uncertainty(prediction[part]) for part in setting.foreign},
+    )
 
 
-def judge(prediction: Parts) -> dict[str, float]:
-    """The default metrics on the test data; how well uncertainty reveals the inputs `ood`."""
+def judge(setting: Setting, prediction: Parts) -> dict[str, float]:
+    """The default metrics on the test data; how well uncertainty reveals foreign inputs."""
     results = default_metrics(prediction["test"])
-    if "ood" in prediction:
-        inside, outside = (uncertainty(prediction[part]) for part in ("test", "ood"))
+    inside = uncertainty(prediction["test"])
+    for part in setting.foreign:
+        outside = uncertainty(prediction[part])
+        more = "" if len(setting.foreign) == 1 else f" {part}"
         if outside.max() > 0:  # the MAP of a regression has no uncertainty to compare
-            results["auroc"] = float(metrics.auroc(inside, outside))
-            results["fpr95"] = float(metrics.fpr95(inside, outside))
+            results[f"auroc{more}"] = float(metrics.auroc(inside, outside))
+            results[f"fpr95{more}"] = float(metrics.fpr95(inside, outside))
     return results
 
 

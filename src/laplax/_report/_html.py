@@ -11,6 +11,7 @@ from pathlib import Path
 from ._panels import Picture
 from ._result import Report
 from ._tables import TEXT, Table, show
+from ._verdict import RULE, Recommendation
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -31,31 +32,51 @@ def _section(report: Report, *, heading: bool) -> str:
     facts = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.summary.items()
     )
-    noise = ", with the noise of its training residuals" * ("rmse" in report.metrics.columns)
     parts = [
         f"<h2>{escape(report.title)}</h2>" if heading else "",
-        f"<dl>{facts}</dl>",
-        _table(report.metrics, f"Best values are marked. MAP: the network as it is{noise}."),
+        "" if report.verdict is None else _verdict(report.verdict),
+        _figures(report.pictures[:1]),
+        f"<h3>The problem</h3><dl>{facts}</dl>",
+        _table(report.metrics, "All metrics are of the test data."),
         _table(report.fits, "Seconds include compilation."),
-        f'<div class="figures">{"".join(map(_figure, report.pictures))}</div>',
+        _figures(report.pictures[1:]),
         _table(report.coverage) if report.coverage.rows else "",
     ]
     return "<section>" + "\n".join(part for part in parts if part) + "</section>"
 
 
-def _table(table: Table, remark: str = "") -> str:
+def _verdict(verdict: Recommendation) -> str:
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in verdict.reasons)
+    remark = (
+        "Mean ± standard error. A value is marked if it is better than every other one by more "
+        f"than noise. {RULE}"
+    )
+    return (
+        f'<div class="verdict"><p>{escape(verdict.sentence)}</p>'
+        + (f"<ul>{reasons}</ul>" if reasons else "")
+        + "</div>"
+        + _table(verdict.table, remark, verdict.name)
+        + f"<h3>The code of this row</h3><pre>{escape(verdict.code)}</pre>"
+    )
+
+
+def _figures(pictures: Sequence[Picture]) -> str:
+    return f'<div class="figures">{"".join(map(_figure, pictures))}</div>' if pictures else ""
+
+
+def _table(table: Table, remark: str = "", chosen: str | None = None) -> str:
     head = "".join(
         f'<th scope="col"{_class_of(key)}>{escape(heading)}</th>'
         for key, heading in table.columns.items()
     )
     rows = []
-    for i, row in enumerate(table.rows):
+    for row in table.rows:
         cells = "".join(
-            f"<td{_class_of(key, table.is_best(row, key))}>{escape(show(key, row.get(key)))}</td>"
+            f"<td{_class_of(key, table.is_marked(row, key))}>{escape(show(key, row.get(key)))}</td>"
             for key in table.columns
         )
-        first = ' class="first"' if i == 0 and row["name"] == "MAP" else ""
-        rows.append(f"<tr{first}>{cells}</tr>")
+        place = ' class="chosen"' if row["name"] == chosen else ""
+        rows.append(f"<tr{place}>{cells}</tr>")
     note = f"<p>{escape(remark)}</p>" if remark else ""
     return (
         f'<h3>{escape(table.title)}</h3><div class="scroll" tabindex="0"><table><thead><tr>'

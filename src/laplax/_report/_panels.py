@@ -42,6 +42,7 @@ def panels(
     panel: Callable[["Axes", Item], None],
     *,
     size: tuple[float, float] | None = None,
+    width: float = PANEL_WIDTH,
     height: float = PANEL_HEIGHT,
     columns: int = COLUMNS,
     legend: bool = True,
@@ -49,8 +50,8 @@ def panels(
     """One panel per item, under its name; a legend for all of them under the figure."""
     columns = min(columns, len(items))
     rows = math.ceil(len(items) / columns)
-    width = PANEL_WIDTH * columns + (1.2 if columns == 1 else 0)
-    figure.set_size_inches(size or (width, height * rows + 0.5))
+    across = width * columns + (1.2 if columns == 1 else 0)
+    figure.set_size_inches(size or (across, height * rows + 0.5))
     grid = list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
     for ax in grid[len(items) :]:
         ax.remove()

@@ -21,6 +21,7 @@ from ._budget import Budget
 from ._curvatures import Options, Problem
 
 LINE_POINTS = 200  # of a band
+OOD = "out-of-distribution inputs"
 MAP_SIDE = 60  # points along each side of a confidence map
 Fields = Mapping[str, jax.Array]  # of predictions
 Parts = dict[str, Fields]  # predictions by part of the inputs, with the targets of held-out data
@@ -41,6 +42,9 @@ class Setting:
     fit: DataFit
     seed: int
     budget: Budget
+    shifted: tuple[str, ...] = ()  # parts that are test sets of another kind
+    foreign: tuple[str, ...] = ()  # parts that uncertainty should reveal
+    split: bool = False  # whether the calibration data are every second test example
 
     @property
     def likelihood(self) -> Likelihood:
@@ -110,6 +114,40 @@ def whole(checked: CurvatureOperator) -> tuple[PyTree, jax.Array]:
     if batch.weight is not None:
         raise ValueError("held-out data of a report take no weight; drop it")
     return batch.input, batch.target
+
+
+def halves(part: tuple[PyTree, jax.Array]) -> dict[str, tuple[PyTree, jax.Array]]:
+    """Test data in two: every second example calibrates, the others judge."""
+    count = part[1].shape[0]
+    if count < 4:
+        raise ValueError(
+            f"test has {count} examples, too few to take some of them for calibration: pass "
+            "calibration=(input, target)"
+        )
+    starts = {"test": 0, "calibration": 1}
+    return {name: jax.tree.map(lambda x, k=k: x[k::2], part) for name, k in starts.items()}
+
+
+def foreign_sets(ood: PyTree, reference: PyTree) -> dict[str, PyTree]:
+    """Out-of-distribution inputs by name: one set, or a mapping from names to sets."""
+    if ood is None:
+        return {}
+    structure: Any = jax.tree.structure(ood)
+    named = isinstance(ood, Mapping) and structure != jax.tree.structure(reference)
+    sets = ood if named else {OOD: ood}
+    return {str(name): check_ood(part, reference) for name, part in sets.items()}
+
+
+def check_part_names(*names: str) -> None:
+    """Names of further sets must tell them apart."""
+    taken = ["test", "calibration", "figure"]
+    for name in names:
+        if name in taken:
+            raise ValueError(
+                f"two sets of a report are called {name!r}; 'test', 'calibration' and 'figure' "
+                "are names of its own. Give every set of `shifted` and `ood` another one"
+            )
+        taken.append(name)
 
 
 def check_ood(ood: PyTree, reference: PyTree) -> PyTree:

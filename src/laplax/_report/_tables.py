@@ -5,17 +5,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..standard_errors import Estimate
+
 EMPTY = "–"  # noqa: RUF001 - a dash is how tables say that there is no number
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows by column key. `columns` maps keys to headings, `best` keys to `min` or `max`."""
+    """Rows by column key. `columns` maps keys to headings; `marks` are names and keys of cells."""
 
     title: str
     columns: Mapping[str, str]
     rows: Sequence[Mapping[str, Any]]
-    best: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    marks: frozenset[tuple[str, str]] = frozenset()
 
     def without_empty_columns(self) -> "Table":
         """The same table with the columns that have a value in some row."""
@@ -27,14 +29,9 @@ class Table:
         """Every cell as text, the headings left out."""
         return [[show(key, row.get(key)) for key in self.columns] for row in self.rows]
 
-    def is_best(self, row: Mapping[str, Any], key: str) -> bool:
-        """Whether a row has the best value of its column, as printed, and another has not."""
-        values = [r[key] for r in self.rows if _is_number(r.get(key))]
-        if key not in self.best or not _is_number(row.get(key)):
-            return False
-        if len({show(key, value) for value in values}) < 2:
-            return False
-        return show(key, row[key]) == show(key, self.best[key](values))
+    def is_marked(self, row: Mapping[str, Any], key: str) -> bool:
+        """Whether a cell stands out: its row is better than all others by more than noise."""
+        return (row["name"], key) in self.marks
 
     def __str__(self) -> str:
         lines = [list(self.columns.values()), *self.cells()]
@@ -56,6 +53,10 @@ def show(key: str, value: Any) -> str:
     """A value as people read it."""
     if value is None or value == "":
         return EMPTY if key not in TEXT else ""
+    if isinstance(value, Estimate):
+        return with_error(value)
+    if key == "milliseconds":
+        return f"{value:.2g}"
     if key.endswith("bytes"):
         return human_bytes(int(value))
     if isinstance(value, float):
@@ -77,6 +78,19 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
+def with_error(estimate: Estimate) -> str:
+    """A value to the digits that its standard error leaves.
+
+    >>> with_error(Estimate(0.14723, 0.0123)), with_error(Estimate(12.5, 3.4))
+    ('0.147 ± 0.012', '12.5 ± 3.4')
+    """
+    error = estimate.standard_error
+    if not (math.isfinite(error) and error > 0):
+        return number(estimate.value)
+    digits = min(6, max(0, 1 - math.floor(math.log10(error))))
+    return f"{estimate.value:,.{digits}f} ± {error:,.{digits}f}"
+
+
 def human_bytes(size: int) -> str:
     """Bytes with the unit that fits.
 
@@ -87,7 +101,3 @@ def human_bytes(size: int) -> str:
         return f"{size} B"
     power = min(4, int(math.log2(size)) // 10)
     return f"{size / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int) and math.isfinite(value)

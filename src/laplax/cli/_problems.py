@@ -1,7 +1,8 @@
-"""The demonstration's two problems, generated and trained here: nothing is read or fetched."""
+"""The demonstration's problems: two that are judged, one that is drawn. Nothing is fetched."""
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,10 @@ import optax
 
 STEPS = 2000
 LEARNING_RATE = 1e-2
+DIGITS = Path(__file__).with_name("data") / "digits.npz"  # see README.md beside it
+UNSEEN = (8, 9)  # digits that the network never sees
+DEGREES = 15.0
+NOISE = 0.25  # of the range of a pixel
 Data = dict[str, jax.Array]
 Layers = list[dict[str, jax.Array]]
 
@@ -19,24 +24,64 @@ def sinusoid(seed: int) -> dict[str, Any]:
     """A noisy sinusoid with a gap in the middle; the network has seen nothing there."""
     rng = np.random.default_rng(seed)
 
-    def observe(n: int) -> Data:
-        x = rng.uniform(0.4, 1.6, (n, 1)) * np.where(np.arange(n) < n // 2, -1, 1)[:, None]
-        y = np.sin(1.5 * np.pi * x) + 0.15 * rng.normal(size=x.shape)
+    def observe(x: np.ndarray) -> Data:
+        y = np.sin(2.5 * np.pi * x) + 0.15 * rng.normal(size=x.shape)
         return {"input": _float(x), "target": _float(y)}
 
-    data = {"train": observe(80), "calibration": observe(40), "test": observe(100)}
+    def beside(n: int) -> np.ndarray:
+        return rng.uniform(0.4, 1.6, (n, 1)) * np.where(np.arange(n) < n // 2, -1, 1)[:, None]
+
+    train = observe(beside(80))
     return {
         "model_fn": model_fn,
-        "params": fit_map(init_params(seed, (1, 32, 1)), data["train"], optax.squared_error, 1e-4),
-        **data,
+        "params": fit_map(init_params(seed, (1, 32, 1)), train, optax.squared_error, 1e-4),
+        "train": train,
+        "calibration": observe(beside(100)),
+        "test": observe(beside(200)),
+        "shifted": {"the gap": observe(rng.uniform(-0.4, 0.4, (200, 1)))},
         "loss_fn": "mse",
-        "ood": _float(rng.uniform(-0.25, 0.25, (100, 1))),
         "title": "Regression: a sinusoid with a gap",
     }
 
 
+def digits(seed: int) -> dict[str, Any]:
+    """Handwritten digits from 0 to 7: as they are, turned, noisy. Foreign: 8 and 9, negatives."""
+    rng = np.random.default_rng(seed)
+    with np.load(DIGITS) as file:
+        images = file["images"] / 16
+        labels = file["labels"].astype(np.int32)
+    unseen = np.isin(labels, UNSEEN)
+    order = rng.permutation(np.flatnonzero(~unseen))
+    train, calibration, test = np.split(order, [200, 500])
+
+    def part(images: np.ndarray, chosen: np.ndarray) -> Data:
+        flat = _float(images.reshape(-1, 64)[chosen])
+        return {"input": flat, "target": jnp.asarray(labels[chosen])}
+
+    noisy = images + NOISE * rng.normal(size=images.shape)
+    seen = part(images, train)
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    return {
+        "model_fn": relu_fn,
+        "params": fit_map(init_params(seed, (64, 32, 8)), seen, cross_entropy, 1e-6, relu_fn),
+        "train": seen,
+        "calibration": part(images, calibration),
+        "test": part(images, test),
+        "shifted": {
+            f"digits turned by {DEGREES:.0f} degrees": part(rotated(images, DEGREES), test),
+            f"digits with {NOISE:.0%} noise": part(noisy, test),
+        },
+        "ood": {
+            "unseen digits (8, 9)": part(images, np.flatnonzero(unseen))["input"],
+            "negatives": part(1 - images, test)["input"],
+        },
+        "loss_fn": "cross_entropy",
+        "title": "Classification: handwritten digits",
+    }
+
+
 def two_moons(seed: int) -> dict[str, Any]:
-    """Two interleaved half circles that overlap; a network that fits them is overconfident."""
+    """Two interleaved half circles that overlap: a picture of where a network is sure."""
     rng = np.random.default_rng(seed)
 
     def observe(n: int) -> Data:
@@ -47,25 +92,46 @@ def two_moons(seed: int) -> dict[str, Any]:
         points = np.stack([x, y], axis=-1) + 0.3 * rng.normal(size=(n, 2))
         return {"input": _float(points), "target": jnp.asarray(label)}
 
-    data = {"train": observe(100), "calibration": observe(80), "test": observe(300)}
-    turn = rng.uniform(0, 2 * np.pi, 200)
-    ring = np.stack([0.5 + 2.5 * np.cos(turn), 0.25 + 2.5 * np.sin(turn)], axis=-1)
+    train = observe(100)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
     return {
         "model_fn": model_fn,
-        "params": fit_map(init_params(seed, (2, 32, 2)), data["train"], cross_entropy, 1e-5),
-        **data,
+        "params": fit_map(init_params(seed, (2, 32, 2)), train, cross_entropy, 1e-5),
+        "train": train,
+        "calibration": observe(80),
         "loss_fn": "cross_entropy",
-        "ood": _float(ring + 0.2 * rng.normal(size=ring.shape)),
-        "title": "Classification: two moons",
-        "calibration_objective": "nll",
+        "title": "Two moons: where the network is sure",
     }
+
+
+def rotated(images: np.ndarray, degrees: float) -> np.ndarray:
+    """Images (n, side, side) turned about their centre, bilinearly; zero outside."""
+    side = images.shape[-1]
+    axis = np.arange(side) - (side - 1) / 2
+    down, right = np.meshgrid(axis, axis, indexing="ij")
+    angle = np.deg2rad(degrees)
+    sources = np.stack(
+        [
+            np.cos(angle) * down + np.sin(angle) * right,
+            np.cos(angle) * right - np.sin(angle) * down,
+        ]
+    )
+    places = jnp.asarray(sources + (side - 1) / 2)
+    turn = jax.vmap(lambda x: jax.scipy.ndimage.map_coordinates(x, list(places), order=1))
+    return np.asarray(turn(jnp.asarray(images)))
 
 
 def model_fn(input: jax.Array, params: Layers) -> jax.Array:
     """A tanh network."""
     for layer in params[:-1]:
         input = jnp.tanh(input @ layer["w"] + layer["b"])
+    return input @ params[-1]["w"] + params[-1]["b"]
+
+
+def relu_fn(input: jax.Array, params: Layers) -> jax.Array:
+    """A ReLU network."""
+    for layer in params[:-1]:
+        input = jax.nn.relu(input @ layer["w"] + layer["b"])
     return input @ params[-1]["w"] + params[-1]["b"]
 
 
@@ -78,13 +144,19 @@ def init_params(seed: int, widths: tuple[int, ...]) -> Layers:
     ]
 
 
-def fit_map(params: Layers, data: Data, loss_fn: Callable[..., jax.Array], decay: float) -> Layers:
+def fit_map(
+    params: Layers,
+    data: Data,
+    loss_fn: Callable[..., jax.Array],
+    decay: float,
+    network: Callable[..., jax.Array] = model_fn,
+) -> Layers:
     """Adam on all of the data; `decay` times the squared weights is added to the mean loss."""
     optimizer = optax.adam(optax.cosine_decay_schedule(LEARNING_RATE, STEPS))
 
     def loss(params: Layers) -> jax.Array:
         squares = sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(params))
-        return loss_fn(model_fn(data["input"], params), data["target"]).mean() + decay * squares
+        return loss_fn(network(data["input"], params), data["target"]).mean() + decay * squares
 
     def step(carry: tuple[Layers, Any], _: None) -> tuple[tuple[Layers, Any], None]:
         params, state = carry

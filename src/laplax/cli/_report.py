@@ -1,14 +1,15 @@
-"""Fit several curvatures to a trained model and write a report of tables and figures.
+"""Say what to ship: several curvatures and the baselines, compared in tables and figures.
 
 MODULE:ATTRIBUTE is importable from the current directory. It is a dict, an object with attributes,
 or a function that returns either and takes nothing, or one argument: the arrays of --data, by name.
 
   needed    model_fn, params, train, test, loss_fn
-  optional  calibration, ood, curvatures, subset,
+  optional  calibration, shifted, ood, curvatures, subset,
             calibration_objective, calibration_method, vmap_over_data, title
 
 model_fn(input, params) is the network for one input, params are its trained weights; train, test
-and calibration are (input, target) or a dict of both, ood are inputs alone. These are the arguments
+and calibration are (input, target) or a dict of both, shifted maps names to more of them, ood are
+inputs alone, or a mapping from names to inputs. These are the arguments
 of laplax.report, whose documentation says what each may be.
 
 examples:
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from .._enums import check_names
-from .._report import output_directory, report, show
+from .._report import output_directory, print_row, report
 from ._common import UsageError, add_common
 
 SUMMARY = "tables and figures for a model of yours"
@@ -89,12 +90,6 @@ def run(args: argparse.Namespace) -> int:
     figures = len(result.pictures)
     print(f"\n{result}\n\n{result.html}: all of it on one page, with {figures} figures")
     return 0
-
-
-def print_row(row: Mapping[str, Any]) -> None:
-    """Print one line, now: a report can take minutes."""
-    values = [f"{key.replace('_', ' ')} {show(key, x)}" for key, x in row.items() if key != "name"]
-    print(f"{row['name']}: {', '.join(values)}", flush=True)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
