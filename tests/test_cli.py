@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import pytest
-from scipy import ndimage
 from sklearn import datasets
 
 import laplax
@@ -307,12 +306,3 @@ def test_the_digits_that_come_with_the_package_are_those_of_scikit_learn():
         np.testing.assert_array_equal(file["images"], known.images)
         np.testing.assert_array_equal(file["labels"], known.target)
     assert "CC BY 4.0" in (_problems.DIGITS.parent / "README.md").read_text()
-
-
-def test_turned_images_are_those_of_scipy():
-    images = RNG.uniform(size=(3, 8, 8))
-    np.testing.assert_allclose(_problems.rotated(images, 90.0), np.rot90(images, axes=(1, 2)))
-    expected = ndimage.rotate(
-        images, 15.0, axes=(1, 2), reshape=False, order=1, mode="grid-constant"
-    )
-    np.testing.assert_allclose(_problems.rotated(images, 15.0), expected, atol=1e-12)

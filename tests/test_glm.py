@@ -273,6 +273,22 @@ def test_the_curvature_is_kept_if_asked():
     assert np.any(np.asarray(kept.mean[0]["w"] != PARAMS[0]["w"]))
 
 
+def test_a_saved_mode_is_loaded_with_the_tangent_model(tmp_path):
+    posterior_fn, _ = fit_network("kfac")
+    arguments = {"prior_prec": 0.8}
+    glm_fn = laplax.glm_mode(posterior_fn, arguments, NETWORK_DATA)
+    path = tmp_path / "mode.safetensors"
+    laplax.save(path, glm_fn, include_params=True)
+    loaded = laplax.load(path, laplax.linearise(cases.mlp_fn, PARAMS))
+    fields = ["pred_mean", "pred_var"]
+    expected = glm_fn.predictive()(arguments)(INPUT, fields)
+    actual = loaded.predictive()(arguments)(INPUT, fields)
+    for name in fields:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="outputs"):
+        laplax.load(path, cases.mlp_fn)
+
+
 def test_what_cannot_be_done_is_refused():
     posterior_fn, _ = fit_network()
     arguments = {"prior_prec": 0.8}

@@ -522,6 +522,10 @@ def test_the_rule_asks_for_nll_then_auroc_then_speed():
     assert verdict.name == "T"
     assert "no Laplace approximation is better beyond noise" in verdict.sentence
     assert "4 times as fast" in verdict.sentence
+    # Nothing beats a noisy baseline clearly; the better baseline is what counts.
+    noisy = candidate("N", scores(nll + 0.5 + 9 * noise, inside, outside), 1.0, is_baseline=True)
+    ahead = candidate("ahead", scores(nll - 0.01, inside, outside), 4.0)
+    assert recommend_from([noisy, scaled, ahead]).name == "ahead"
     clear = candidate("best", scores(nll - 1 + noise / 9, inside, outside), 4.0)
     assert recommend_from([network, scaled, clear]).table.marks == {("best", "nll the test data")}
 

@@ -16,6 +16,7 @@ from ._enums import LossFn as LossFn
 from ._enums import Predictive as Predictive
 from ._enums import Pushforward as Pushforward
 from ._glm import glm_mode as glm_mode
+from ._linearised import linearise as linearise
 
 # After the modules whose names they take.
 from ._pipeline import calibration as calibration
@@ -70,7 +71,7 @@ _LATER = {
 }
 
 
-_LATER_MODULES = ("baselines", "conformal", "fsp", "standard_errors")
+_LATER_MODULES = ("baselines", "conformal", "fsp", "ood", "shifts", "standard_errors")
 
 
 def __getattr__(name: str) -> Any:

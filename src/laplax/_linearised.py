@@ -7,7 +7,8 @@ import jax
 
 from ._data import Form
 from ._flow import reaches
-from ._model import Model
+from ._model import Model, check_signature
+from ._problem import check_params
 from ._space import ParamSpace
 from ._tree import ByValue, PyTree
 
@@ -36,6 +37,26 @@ class Linearised(ByValue):
         f, at_point = jax.jvp(run, point, point)
         _, at_weights = jax.jvp(run, point, weights)
         return f + (at_weights - at_point)
+
+
+def linearise(model_fn: Callable[..., jax.Array], params: PyTree) -> Linearised:
+    """The tangent of a network at `params`, as a `model_fn` of its own.
+
+    It is the model that `glm_mode` predicts with, and what `load` needs for a posterior at a GLM
+    mode. Outputs cost a forward pass and two Jacobian-vector products.
+
+    Args:
+        model_fn: `model_fn(input, params)`, as for `laplace`.
+        params: The weights at which the network is linearised.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> tangent_fn = linearise(lambda input, params: input * params**2, jnp.asarray(3.0))
+        >>> print(tangent_fn(jnp.asarray(1.0), jnp.asarray(4.0)))
+        15.0
+    """
+    check_signature(model_fn)
+    return Linearised(model_fn, check_params(params), (True,) * len(jax.tree.leaves(params)))
 
 
 def linearised(model: Model, params: PyTree, space: ParamSpace, form: Form) -> Model:

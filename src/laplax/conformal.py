@@ -166,7 +166,7 @@ def conformal_sets(
     prob_predictive: Judged,
     data: DataLike,
     level: float = 0.9,
-    score: str = "aps",
+    score: str = "lac",
     *,
     randomised: bool = False,
     penalty: float = 0.01,

@@ -143,25 +143,38 @@ def bootstrap(
         >>> abs(estimate.standard_error - values.std() / 20) < 0.005
         Array(True, dtype=bool)
     """
+    return bootstrap_samples((values,), statistic, num_resamples, key)
+
+
+def bootstrap_samples(
+    samples: Sequence[PyTree],
+    statistic: Callable[..., jax.Array],
+    num_resamples: int = 1000,
+    key: jax.Array | None = None,
+) -> Estimate:
+    """`bootstrap` of a statistic of several independent samples, each resampled on its own.
+
+    Args:
+        samples: Arrays, or pytrees of arrays, each with its examples on the first axis.
+        statistic: A function of all samples to a number, written with jax.numpy.
+        num_resamples: How many data sets are drawn.
+        key: The random key of the draws; by default `jax.random.key(0)`.
+    """
     num_resamples = whole_number(num_resamples, "num_resamples", least=2)
     key = jax.random.key(0) if key is None else key
     check_key(key)
-    arrays = jax.tree.map(jnp.asarray, values)
-    sizes = {x.shape[:1] for x in jax.tree.leaves(arrays)}
-    if len(sizes) != 1 or sizes <= {(), (0,), (1,)}:
-        raise ValueError(
-            "the bootstrap needs arrays with the same first axis, at least 2 examples; got first "
-            f"axes {sorted(sizes)}"
-        )
-    size = sizes.pop()[0]
+    arrays = [jax.tree.map(jnp.asarray, sample) for sample in samples]
+    sizes = [_num_examples(sample) for sample in arrays]
 
     def resampled(key: jax.Array) -> jax.Array:
-        index = jax.random.randint(key, (size,), 0, size)
-        return statistic(jax.tree.map(lambda x: x[index], arrays))
+        keys = jax.random.split(key, len(sizes))
+        indices = [jax.random.randint(k, (n,), 0, n) for k, n in zip(keys, sizes, strict=True)]
+        drawn = zip(arrays, indices, strict=True)
+        return statistic(*(jax.tree.map(lambda x, i=i: x[i], sample) for sample, i in drawn))
 
     draws = jax.jit(lambda keys: jax.lax.map(resampled, keys))(jax.random.split(key, num_resamples))
     error = np.asarray(draws, np.float64).std(axis=0, ddof=1)
-    return Estimate(float(statistic(arrays)), float(error))
+    return Estimate(float(statistic(*arrays)), float(error))
 
 
 def evaluate_with_errors(
@@ -193,6 +206,16 @@ def evaluate_with_errors(
     return {
         name: _with_error(metric, observed, num_resamples, key) for name, metric in resolved.items()
     }
+
+
+def _num_examples(sample: PyTree) -> int:
+    shapes = {x.shape[:1] for x in jax.tree.leaves(sample)}
+    if len(shapes) != 1 or shapes <= {(), (0,), (1,)}:
+        raise ValueError(
+            "the bootstrap needs arrays with the same first axis, at least 2 examples; got first "
+            f"axes {sorted(shapes)}"
+        )
+    return int(shapes.pop()[0])
 
 
 def _one_per_example(values: ArrayLike, name: str) -> np.ndarray:

@@ -1,12 +1,11 @@
 """What rows are compared by: one number per test point, so that every difference has its error."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..metrics import auroc
+from ..ood import auroc_difference, auroc_with_error
 from ..standard_errors import Estimate, mean_with_error, paired_difference
 
 NOISE = 2.0  # standard errors that a difference must exceed
@@ -22,9 +21,7 @@ class Scores:
 
     def auroc(self, part: str) -> Estimate:
         """How well uncertainty tells foreign inputs from the test data."""
-        terms_in, terms_out = _placements(self.inside, self.outside[part])
-        value = float(auroc(self.inside, self.outside[part]))
-        return Estimate(value, _two_sample_error(terms_in, terms_out))
+        return auroc_with_error(self.inside, self.outside[part])
 
     def mean_nll(self, part: str) -> Estimate:
         """On one test set."""
@@ -38,10 +35,8 @@ def nll_gain(first: Scores, second: Scores, part: str) -> Estimate:
 
 def auroc_gain(first: Scores, second: Scores, part: str) -> Estimate:
     """By how much the AUROC of the first is higher. Both saw the same points."""
-    ours = _placements(first.inside, first.outside[part])
-    theirs = _placements(second.inside, second.outside[part])
-    terms_in, terms_out = (a - b for a, b in zip(ours, theirs, strict=True))
-    return Estimate(float(terms_out.mean()), _two_sample_error(terms_in, terms_out))
+    ours = (first.inside, first.outside[part])
+    return auroc_difference(ours, (second.inside, second.outside[part]))
 
 
 def mean_gain(
@@ -58,23 +53,3 @@ def mean_gain(
 def is_clear(gain: Estimate) -> bool:
     """Whether a gain is above zero by more than noise."""
     return gain.value > NOISE * gain.standard_error and gain.value > 0
-
-
-def _placements(inside: np.ndarray, outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every point, the share of the other set that it is ordered rightly against.
-
-    The mean of either is the AUROC; their variances give its error (DeLong et al., 1988).
-    """
-    return 1 - _share_below(outside, inside), _share_below(inside, outside)
-
-
-def _share_below(reference: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The share of `reference` below each point; a tie counts half."""
-    ordered = np.sort(reference)
-    below = np.searchsorted(ordered, points, side="left")
-    up_to = np.searchsorted(ordered, points, side="right")
-    return (below + up_to) / (2 * ordered.size)
-
-
-def _two_sample_error(first: np.ndarray, second: np.ndarray) -> float:
-    return math.sqrt(sum(float(x.var(ddof=1)) / x.size for x in (first, second) if x.size > 1))

@@ -9,11 +9,11 @@ from ._scores import NOISE, Scores, auroc_gain, is_clear, mean_gain, nll_gain
 from ._tables import Table, number
 
 RULE = (
-    "How it was chosen: of all rows, those whose NLL, averaged over the test sets, no other row "
-    f"beats by more than {NOISE:g} standard errors; of these, those with the highest AUROC, by the "
-    "same measure; of these, the one that predicts fastest. Standard errors are over test points, "
-    "and differences are paired. The test data chose the row, so a fresh set may judge it a "
-    "little worse."
+    "How it was chosen: of the approximations and the better baseline, those whose NLL, averaged "
+    f"over the test sets, no other beats by more than {NOISE:g} standard errors; of these, those "
+    "with the highest AUROC, by the same measure; of these, the baseline, or else the one that "
+    "predicts fastest. Standard errors are over test points, and differences are paired. The test "
+    "data chose the row, so a fresh set may judge it a little worse."
 )
 
 
@@ -60,11 +60,16 @@ class Recommendation:
 
 
 def preferred(candidates: Sequence[Candidate]) -> Candidate:
-    """The rule: NLL, then AUROC, each within noise; then speed."""
-    left = _not_beaten(candidates, nll_gain)
+    """The rule: NLL, then AUROC, each within noise; then simplicity and speed."""
+    baselines = [x for x in candidates if x.is_baseline]
+    left = [x for x in candidates if not x.is_baseline]
+    if baselines:
+        # A worse baseline whose NLL is noisier must not win because nothing beats it clearly.
+        left.insert(0, _best_on_average(baselines, nll_gain))
+    left = _not_beaten(left, nll_gain)
     if candidates[0].scores.outside:
         left = _not_beaten(left, auroc_gain)
-    return min(left, key=lambda x: x.seconds)
+    return min(left, key=lambda x: (not x.is_baseline, x.seconds))
 
 
 def recommend_from(candidates: Sequence[Candidate]) -> Recommendation:
@@ -118,11 +123,16 @@ Gain = Callable[[Scores, Scores, str], Estimate]
 
 def _not_beaten(candidates: Sequence[Candidate], gain: Gain) -> list[Candidate]:
     """Those that the best one does not beat clearly."""
+    best = _best_on_average(candidates, gain)
+    return [x for x in candidates if not is_clear(mean_gain(gain, best.scores, x.scores))]
+
+
+def _best_on_average(candidates: Sequence[Candidate], gain: Gain) -> Candidate:
     best = candidates[0]
     for other in candidates[1:]:
         if mean_gain(gain, other.scores, best.scores).value > 0:
             best = other
-    return [x for x in candidates if not is_clear(mean_gain(gain, best.scores, x.scores))]
+    return best
 
 
 def _best(candidates: Sequence[Candidate], gain: Gain, part: str) -> list[str]:
@@ -142,9 +152,11 @@ def _sentence(chosen: Candidate, shown: Candidate, reference: Candidate) -> str:
         return f"Ship {chosen.kind}: it is better than {reference.kind} {why}."
     if chosen is shown:
         return f"Ship {chosen.kind}: there was no Laplace approximation to compare it with."
+    ratio = shown.seconds / chosen.seconds
+    how = f"predicts {ratio:.0f} times as fast as" if ratio >= 1.5 else "is simpler than"
     return (
-        f"Ship {chosen.kind}: no Laplace approximation is better beyond noise here, and it "
-        f"predicts {shown.seconds / chosen.seconds:.0f} times as fast as {shown.kind}."
+        f"Ship {chosen.kind}: no Laplace approximation is better beyond noise here, and it {how} "
+        f"{shown.kind}."
     )
 
 

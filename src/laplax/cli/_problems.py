@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..shifts import rotation
+
 STEPS = 2000
 LEARNING_RATE = 1e-2
 DIGITS = Path(__file__).with_name("data") / "digits.npz"  # see README.md beside it
@@ -58,6 +60,7 @@ def digits(seed: int) -> dict[str, Any]:
         flat = _float(images.reshape(-1, 64)[chosen])
         return {"input": flat, "target": jnp.asarray(labels[chosen])}
 
+    turned = np.asarray(rotation(images, DEGREES))
     noisy = images + NOISE * rng.normal(size=images.shape)
     seen = part(images, train)
     cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -68,7 +71,7 @@ def digits(seed: int) -> dict[str, Any]:
         "calibration": part(images, calibration),
         "test": part(images, test),
         "shifted": {
-            f"digits turned by {DEGREES:.0f} degrees": part(rotated(images, DEGREES), test),
+            f"digits turned by {DEGREES:.0f} degrees": part(turned, test),
             f"digits with {NOISE:.0%} noise": part(noisy, test),
         },
         "ood": {
@@ -102,23 +105,6 @@ def two_moons(seed: int) -> dict[str, Any]:
         "loss_fn": "cross_entropy",
         "title": "Two moons: where the network is sure",
     }
-
-
-def rotated(images: np.ndarray, degrees: float) -> np.ndarray:
-    """Images (n, side, side) turned about their centre, bilinearly; zero outside."""
-    side = images.shape[-1]
-    axis = np.arange(side) - (side - 1) / 2
-    down, right = np.meshgrid(axis, axis, indexing="ij")
-    angle = np.deg2rad(degrees)
-    sources = np.stack(
-        [
-            np.cos(angle) * down + np.sin(angle) * right,
-            np.cos(angle) * right - np.sin(angle) * down,
-        ]
-    )
-    places = jnp.asarray(sources + (side - 1) / 2)
-    turn = jax.vmap(lambda x: jax.scipy.ndimage.map_coordinates(x, list(places), order=1))
-    return np.asarray(turn(jnp.asarray(images)))
 
 
 def model_fn(input: jax.Array, params: Layers) -> jax.Array:
