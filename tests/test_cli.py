@@ -230,7 +230,7 @@ def test_the_help_of_a_report_names_every_key():
         assert re.search(rf"\b{name}\b", _report.__doc__)
 
 
-@pytest.mark.parametrize("make", [_problems.sinusoid, _problems.digits, _problems.two_moons])
+@pytest.mark.parametrize("make", [_problems.sinusoid, _problems.digits])
 def test_the_demonstrations_problems_depend_on_the_seed_alone(make, monkeypatch):
     monkeypatch.setattr(_problems, "STEPS", 2)
     first, again, other = make(0), make(0), make(1)

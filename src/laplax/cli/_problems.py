@@ -1,4 +1,4 @@
-"""The demonstration's problems: two that are judged, one that is drawn. Nothing is fetched."""
+"""The problems of the demonstration. Nothing is fetched."""
 
 import itertools
 from collections.abc import Callable
@@ -80,30 +80,6 @@ def digits(seed: int) -> dict[str, Any]:
         },
         "loss_fn": "cross_entropy",
         "title": "Classification: handwritten digits",
-    }
-
-
-def two_moons(seed: int) -> dict[str, Any]:
-    """Two interleaved half circles that overlap: a picture of where a network is sure."""
-    rng = np.random.default_rng(seed)
-
-    def observe(n: int) -> Data:
-        label = np.arange(n) % 2
-        turn = rng.uniform(0, np.pi, n)
-        x = np.where(label, 1 - np.cos(turn), np.cos(turn))
-        y = np.where(label, 0.5 - np.sin(turn), np.sin(turn))
-        points = np.stack([x, y], axis=-1) + 0.3 * rng.normal(size=(n, 2))
-        return {"input": _float(points), "target": jnp.asarray(label)}
-
-    train = observe(100)
-    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-    return {
-        "model_fn": model_fn,
-        "params": fit_map(init_params(seed, (2, 32, 2)), train, cross_entropy, 1e-5),
-        "train": train,
-        "calibration": observe(80),
-        "loss_fn": "cross_entropy",
-        "title": "Two moons: where the network is sure",
     }
 
 
