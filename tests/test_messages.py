@@ -27,6 +27,7 @@ from laplax import (
     log_marginal_likelihood,
     predictive,
 )
+from laplax._engine import versions
 from laplax._enums import FOREIGN
 from laplax.estimators import Hutchinson, Lanczos, Lobpcg
 
@@ -863,3 +864,20 @@ def test_passes_over_the_same_examples_in_another_order_do_not_warn():
     got = fit(Reshuffled(5, drop_last=False), curv_type="lanczos", rank=8)[1].to_dense()
     expected = fit()[1].to_dense()
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "warns"),
+    [("0.10.2", "", True), ("0.10.2", versions.CURE, False), ("0.10.1", "", False)],
+)
+def test_a_compiler_that_returns_wrong_numbers_is_named(monkeypatch, version, flags, warns):
+    monkeypatch.setattr("jaxlib.version.__version__", version)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    versions.check_compiler.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(curv_type="diagonal")
+        fit(curv_type="diagonal")
+    versions.check_compiler.cache_clear()
+    named = [w for w in caught if "jax==0.10.1" in str(w.message)]
+    assert len(named) == (1 if warns else 0)

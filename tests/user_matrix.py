@@ -54,17 +54,19 @@ class Problem:
     loss: str
     outputs: int
     examples: int
+    inputs: int = INPUTS
+    hidden_units: int = HIDDEN
 
     def __post_init__(self):
         rng = np.random.default_rng(self.outputs * 1009 + self.examples)
         params = {
-            "b1": rng.normal(size=HIDDEN),
+            "b1": rng.normal(size=self.hidden_units),
             "b2": rng.normal(size=self.outputs),
-            "w1": rng.normal(size=(INPUTS, HIDDEN)),
-            "w2": rng.normal(size=(HIDDEN, self.outputs)),
+            "w1": rng.normal(size=(self.inputs, self.hidden_units)),
+            "w2": rng.normal(size=(self.hidden_units, self.outputs)),
         }
         object.__setattr__(self, "params", params)
-        object.__setattr__(self, "input", rng.normal(size=(self.examples, INPUTS)))
+        object.__setattr__(self, "input", rng.normal(size=(self.examples, self.inputs)))
         object.__setattr__(self, "target", self._targets(rng))
 
     def _targets(self, rng):
@@ -285,6 +287,19 @@ def last_layer_case(outputs, examples, structure, dtype):
     close(estimate, truth, dtype, "G of the last layer")
 
 
+def subset_product_case(examples, dtype):
+    """Products with the last layer's curvature, at the sizes of a small real network."""
+    problem = Problem("cross_entropy", 10, examples, inputs=64, hidden_units=50)
+    _, curv_estimate = fit(problem, "lanczos", dtype, subset="last_layer", rank=5, num_products=60)
+    p = softmax(problem.output())
+    features = np.concatenate([np.ones((examples, 1)), problem.hidden()], axis=1)
+    blocks = p[:, :, None] * np.eye(10) - p[:, :, None] * p[:, None, :]
+    G = np.einsum("ni,ncd,nj->icjd", features, blocks, features).reshape(510, 510)
+    leading = np.linalg.eigvalsh(G)[::-1][:5]
+    estimate = np.linalg.eigvalsh(dense(curv_estimate))[::-1][:5]
+    close(estimate, leading, dtype, "leading eigenvalues of the last layer")
+
+
 def class_cases(dtype):
     """Every number of classes; structures and sizes rotate past it, by one more in float64."""
     turn = 0 if dtype == jnp.float32 else 1
@@ -316,6 +331,7 @@ def likelihood_cases(dtype):
         structure = ("full", "diagonal")[i // 2 % 2]
         if i % 2 == half:
             yield last_layer_case, (classes, EXAMPLES[i], structure, dtype)
+    yield subset_product_case, (999, dtype)
 
 
 def search_cases(dtype):

@@ -22,20 +22,19 @@ class Linearised(ByValue):
 
     model_fn: Callable[..., jax.Array]
     params: PyTree  # theta
-    varies: tuple[bool, ...]  # which leaves are w's
+    space: ParamSpace  # of w
 
     def __call__(self, input: PyTree, params: PyTree) -> jax.Array:
         """The outputs at the weights `params`, of an example or of a batch as `model_fn` does."""
-        fixed = jax.tree.leaves(self.params)
-        point = tuple(_chosen(fixed, self.varies))
-        weights = tuple(_chosen(jax.tree.leaves(params), self.varies))
+        point = self.space.varying(self.params)
+        weights = self.space.varying(params)
 
-        def run(*varied: jax.Array) -> jax.Array:
-            return self.model_fn(input=input, params=_merged(self.params, varied, self.varies))
+        def run(varied: list[jax.Array]) -> jax.Array:
+            return self.model_fn(input=input, params=self.space.merge(self.params, varied))
 
         # J w - J theta: a parameter that meets the input as it is, unlike w - theta, has a tap.
-        f, at_point = jax.jvp(run, point, point)
-        _, at_weights = jax.jvp(run, point, weights)
+        f, at_point = jax.jvp(run, (point,), (point,))
+        _, at_weights = jax.jvp(run, (point,), (weights,))
         return f + (at_weights - at_point)
 
 
@@ -56,42 +55,40 @@ def linearise(model_fn: Callable[..., jax.Array], params: PyTree) -> Linearised:
         15.0
     """
     check_signature(model_fn)
-    return Linearised(model_fn, check_params(params), (True,) * len(jax.tree.leaves(params)))
+    params = check_params(params)
+    return Linearised(model_fn, params, ParamSpace.of(params))
 
 
 def linearised(model: Model, params: PyTree, space: ParamSpace, form: Form) -> Model:
     """The tangent model; the model itself where it is linear in what varies, as a last layer is."""
     if _is_affine(model, params, space, form):
         return model
-    return Model(Linearised(model.fn, params, space.selected), model.vmap_over_data)
+    return Model(Linearised(model.fn, params, space), model.vmap_over_data)
+
+
+def tangent(
+    model: Model, params: PyTree, space: ParamSpace, input: PyTree
+) -> tuple[jax.Array, Callable[[list[jax.Array]], jax.Array]]:
+    """The outputs of a batch, and the derivative along the leaves that vary.
+
+    The others have no direction, not one of zeros: that would cost a pass through all layers.
+    """
+    return jax.linearize(
+        lambda leaves: model.batch(input, space.merge(params, leaves)), space.varying(params)
+    )
 
 
 def _is_affine(model: Model, params: PyTree, space: ParamSpace, form: Form) -> bool:
     """Whether the derivative in the parameters that vary does not depend on them."""
-    point = tuple(_chosen(jax.tree.leaves(params), space.selected))
+    point = space.varying(params)
 
     def tangent(
-        point: tuple[jax.Array, ...],
-        direction: tuple[jax.Array, ...],
-        fixed: PyTree,
-        input: PyTree,
+        point: list[jax.Array], direction: list[jax.Array], fixed: PyTree, input: PyTree
     ) -> jax.Array:
-        def run(*varied: jax.Array) -> jax.Array:
-            return model.one(input, _merged(fixed, varied, space.selected))
+        def run(varied: list[jax.Array]) -> jax.Array:
+            return model.one(input, space.merge(fixed, varied))
 
-        return jax.jvp(run, point, direction)[1]
+        return jax.jvp(run, (point,), (direction,))[1]
 
     closed = jax.make_jaxpr(tangent)(point, point, params, form.example)
     return not reaches(closed.jaxpr)[0] & ((1 << len(point)) - 1)
-
-
-def _chosen(leaves: list[jax.Array], varies: tuple[bool, ...]) -> list[jax.Array]:
-    return [leaf for leaf, chosen in zip(leaves, varies, strict=True) if chosen]
-
-
-def _merged(params: PyTree, varied: tuple[jax.Array, ...], varies: tuple[bool, ...]) -> PyTree:
-    """The parameters with those that vary in their places."""
-    leaves, treedef = jax.tree.flatten(params)
-    rest = iter(varied)
-    merged = [next(rest) if v else leaf for leaf, v in zip(leaves, varies, strict=True)]
-    return jax.tree.unflatten(treedef, merged)

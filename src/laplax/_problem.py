@@ -10,6 +10,7 @@ import numpy as np
 
 from ._batching import check_independent
 from ._data import Batch, Data, Loader, as_data
+from ._engine import versions
 from ._engine.arrays import all_finite, is_concrete, owned
 from ._engine.shards import to_numpy
 from ._model import Model, check_signature
@@ -47,6 +48,7 @@ def make_problem(
     progress: bool | None = None,
 ) -> Problem:
     """Check everything that can be seen before work starts."""
+    versions.check_compiler()
     likelihood = as_likelihood(loss_fn)
     check_signature(model_fn)
     params = check_params(params)

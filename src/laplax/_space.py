@@ -136,11 +136,18 @@ class ParamSpace:
         elements = self.elements[i]
         return (flat if elements is None else elements.take(flat)).astype(self.dtype)
 
+    def unflatten_leaf(self, i: int, flat: jax.Array) -> jax.Array:
+        """Leaf number i of an array (*batch, P), shape (*batch, *leaf shape), in its own dtype."""
+        start, size = self.slices[i]
+        part = jax.lax.slice_in_dim(flat, start, start + size, axis=-1).astype(self.dtypes[i])
+        elements = self.elements[i]
+        if elements is not None:
+            part = elements.place(part, math.prod(self.shapes[i]))
+        return part.reshape(*flat.shape[:-1], *self.shapes[i])
+
     def flatten(self, tree: PyTree, batch_ndim: int = 0) -> jax.Array:
         """What varies to one array of shape (*batch, P) in the accumulation dtype."""
-        leaves = jax.tree.leaves(tree)
-        flat = [self.flatten_leaf(i, leaves[i], batch_ndim) for i in self.slices]
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+        return self.join(self.varying(tree), batch_ndim)
 
     def unflatten(self, flat: jax.Array) -> PyTree:
         """An array (*batch, P) to leaves (*batch, *leaf shape) in the leaves' own dtypes.
@@ -148,18 +155,30 @@ class ParamSpace:
         What does not vary is zero: this is a direction, a difference or a variance.
         """
         batch = flat.shape[:-1]
-        leaves = []
-        for i, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
-            if i not in self.slices:
-                leaves.append(jnp.zeros((*batch, *shape), dtype))
-                continue
-            start, size = self.slices[i]
-            part = jax.lax.slice_in_dim(flat, start, start + size, axis=-1).astype(dtype)
-            elements = self.elements[i]
-            if elements is not None:
-                part = elements.place(part, math.prod(shape))
-            leaves.append(part.reshape(*batch, *shape))
-        return jax.tree.unflatten(self.treedef, leaves)
+        zeros = [jnp.zeros((*batch, *s), t) for s, t in zip(self.shapes, self.dtypes, strict=True)]
+        return self.merge(jax.tree.unflatten(self.treedef, zeros), self.split(flat))
+
+    def varying(self, tree: PyTree) -> list[jax.Array]:
+        """The leaves that vary: derivatives are taken in them alone."""
+        leaves = jax.tree.leaves(tree)
+        return [leaves[i] for i in self.slices]
+
+    def merge(self, tree: PyTree, varying: Sequence[jax.Array]) -> PyTree:
+        """The tree with the leaves that vary in their places."""
+        leaves, treedef = jax.tree.flatten(tree)
+        for i, leaf in zip(self.slices, varying, strict=True):
+            leaves[i] = leaf
+        return jax.tree.unflatten(treedef, leaves)
+
+    def join(self, varying: Sequence[ArrayLike], batch_ndim: int = 0) -> jax.Array:
+        """The leaves that vary to one array of shape (*batch, P), as `flatten` does."""
+        pairs = zip(self.slices, varying, strict=True)
+        flat = [self.flatten_leaf(i, leaf, batch_ndim) for i, leaf in pairs]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
+
+    def split(self, flat: jax.Array) -> list[jax.Array]:
+        """The leaves that vary of an array (*batch, P)."""
+        return [self.unflatten_leaf(i, flat) for i in self.slices]
 
     def is_flat(self, vector: PyTree) -> bool:
         """Whether `vector` is a flat (P,) array rather than a pytree like `params`."""

@@ -3,10 +3,15 @@
 `jax.extend.core` is loaded when a model is first traced: it brings Pallas, which takes a while.
 """
 
+import functools
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jaxlib.version
+
+from .._arguments import warn
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -23,6 +28,22 @@ SETTINGS = (
     "jax_numpy_dtype_promotion",
     "jax_default_prng_impl",
 )
+
+# Sums of matrix products may be wrong, without a message: https://github.com/jax-ml/jax/issues/39103
+WRONG_ON_CPU = ("0.10.2",)
+CURE = "--xla_cpu_experimental_ynn_fusion_type="
+
+
+@functools.cache
+def check_compiler() -> None:
+    """Warn, once, of a compiler that is known to return wrong numbers."""
+    known = jaxlib.version.__version__ in WRONG_ON_CPU and jax.default_backend() == "cpu"
+    if known and CURE not in os.environ.get("XLA_FLAGS", ""):
+        warn(
+            f"jaxlib {jaxlib.version.__version__} returns wrong sums of matrix products on CPUs "
+            "(https://github.com/jax-ml/jax/issues/39103). Install another version, for example "
+            f"jax==0.10.1, or set XLA_FLAGS={CURE} before Python starts"
+        )
 
 
 def reshard(x: jax.Array, place: jax.sharding.NamedSharding) -> jax.Array:

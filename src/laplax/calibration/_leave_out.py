@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._engine.chunks import cut
 from .._engine.loops import map_over, sum_over
+from .._linearised import tangent
 from .._traced import traced
 from .._tree import PyTree, pytree
 from ..curvature import subset_scale
@@ -110,7 +111,5 @@ def _push(
 
 
 def _push_chunk(part: PyTree, fit: PosteriorFamily, direction: jax.Array) -> jax.Array:
-    model = fit.fitted_model
-    _, push = jax.linearize(lambda params: model.batch(part, params), fit.mean)
-    pushed: jax.Array = push(fit.space.unflatten(direction))
-    return pushed
+    _, push = tangent(fit.fitted_model, fit.mean, fit.space, part)
+    return push(fit.space.split(direction))

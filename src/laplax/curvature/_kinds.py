@@ -8,6 +8,7 @@ rows and is known by its products alone.
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -18,11 +19,13 @@ from .._data import Batch
 from .._engine.arrays import is_concrete
 from .._engine.samples import spread
 from .._enums import CurvatureType, check_names
-from .._model import Model
 from .._problem import Problem
 from .._registry import Registry
 from .._tree import ByValue, PyTree, pytree, static
 from ..likelihoods import POLICIES, Custom, Likelihood, weigh
+
+Leaves = list[jax.Array]  # those of the parameters that vary
+Outputs = Callable[[Leaves], jax.Array]  # of the model on a batch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,8 +45,8 @@ class Curvature(abc.ABC):
 
     @abc.abstractmethod
     def batch_mm(
-        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
-    ) -> PyTree:
+        self, outputs: Outputs, likelihood: Likelihood, point: Leaves, batch: Batch, V: Leaves
+    ) -> Leaves:
         """G V on one batch; the leaves of V have a leading axis of vectors."""
 
 
@@ -68,24 +71,24 @@ class OuterProductCurvature(Curvature):
         return factor @ inner
 
     def batch_mm(
-        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
-    ) -> PyTree:
+        self, outputs: Outputs, likelihood: Likelihood, point: Leaves, batch: Batch, V: Leaves
+    ) -> Leaves:
         """One linearisation of the batch serves all vectors, forward and back."""
-        linear = jax.linearize(lambda p: model.batch(batch.input, p), params)
-        return self.linear_mm(likelihood, params, batch, linear, V)
+        linear = jax.linearize(outputs, point)
+        return self.linear_mm(likelihood, point, batch, linear, V)
 
     def linear_mm(
-        self, likelihood: Likelihood, params: PyTree, batch: Batch, linear: PyTree, V: PyTree
-    ) -> PyTree:
+        self, likelihood: Likelihood, point: Leaves, batch: Batch, linear: PyTree, V: Leaves
+    ) -> Leaves:
         """G V from a linearisation of the model on the batch, (f, push)."""
         f, push = linear
-        pull = jax.linear_transpose(push, params)
+        pull = jax.linear_transpose(push, point)
 
         # The root of the weight on either side: S S^T couples events whose weights differ.
         root = None if batch.weight is None else jnp.sqrt(batch.weight)
         output_mv = jax.vmap(functools.partial(self.output_mv, likelihood))
 
-        def one(v: PyTree) -> PyTree:
+        def one(v: Leaves) -> Leaves:
             Hv = output_mv(f, batch.target, batch.index, weigh(push(v), root))
             return pull(weigh(Hv, root))[0]
 
@@ -190,17 +193,17 @@ class Hessian(ByValue, Curvature):
         return self.indefinite
 
     def batch_mm(
-        self, model: Model, likelihood: Likelihood, params: PyTree, batch: Batch, V: PyTree
-    ) -> PyTree:
+        self, outputs: Outputs, likelihood: Likelihood, point: Leaves, batch: Batch, V: Leaves
+    ) -> Leaves:
         """Forward over reverse: the gradient is linearised once for all vectors."""
 
-        def loss(p: PyTree) -> jax.Array:
-            f = model.batch(batch.input, p)
+        def loss(p: Leaves) -> jax.Array:
+            f = outputs(p)
             if batch.weight is None:
                 return jnp.sum(jax.vmap(likelihood.loss)(f, batch.target))
             return jnp.sum(jax.vmap(likelihood.loss)(f, batch.target, batch.weight))
 
-        push = jax.linearize(jax.grad(loss), params)[1]
+        push = jax.linearize(jax.grad(loss), point)[1]
         return jax.vmap(push)(V)
 
 

@@ -12,6 +12,7 @@ from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, Chunks, Work, cut
 from .._engine.loops import map_over, sum_over
 from .._engine.memo import WeakInside, kept
+from .._linearised import tangent
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import ModelCost, Traced
@@ -19,9 +20,9 @@ from .._tree import ByValue, PyTree, Shapes, pytree, shapes_of, static, structs_
 from ..likelihoods import Likelihood, weigh
 from ..structures import Structure
 from ..taps import Program
-from ._kinds import Curvature, OuterProductCurvature
+from ._kinds import Curvature, Leaves, OuterProductCurvature
 
-Vectors = jax.Array | list[jax.Array]  # (k, P), or leaves (k, *shape)
+Vectors = jax.Array | Leaves  # (k, P), or leaves (k, *shape)
 
 
 @pytree
@@ -36,30 +37,39 @@ class LocalCurvature(WeakInside):
 
     def mm(self, batch: Batch, V: Vectors) -> Vectors:
         """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
-        return self._on_trees(
-            lambda tree: self.curvature.batch_mm(
-                self.model, self.likelihood, self.params, batch, tree
-            ),
-            V,
-        )
+
+        def outputs(leaves: Leaves) -> jax.Array:
+            return self.model.batch(batch.input, self.space.merge(self.params, leaves))
+
+        def product(leaves: Leaves) -> Leaves:
+            return self.curvature.batch_mm(outputs, self.likelihood, self.point, batch, leaves)
+
+        return self._by_leaf(product, V)
 
     def linearise(self, batch: Batch) -> PyTree:
         """What products need of the model on a batch: the outputs, and the derivative's program."""
-        return jax.linearize(lambda p: self.model.batch(batch.input, p), self.params)
+        return tangent(self.model, self.params, self.space, batch.input)
+
+    @property
+    def point(self) -> Leaves:
+        """The leaves that vary: nothing is differentiated along the others."""
+        return self.space.varying(self.params)
 
     def linear_mm(self, batch: Batch, linear: PyTree, V: Vectors) -> Vectors:
         """G V, as `mm`, without running the model again."""
         curvature = self.curvature
         assert isinstance(curvature, OuterProductCurvature)
-        return self._on_trees(
-            lambda tree: curvature.linear_mm(self.likelihood, self.params, batch, linear, tree), V
-        )
 
-    def _on_trees(self, product: Callable[[PyTree], PyTree], V: Vectors) -> Vectors:
+        def product(leaves: Leaves) -> Leaves:
+            return curvature.linear_mm(self.likelihood, self.point, batch, linear, leaves)
+
+        return self._by_leaf(product, V)
+
+    def _by_leaf(self, product: Callable[[Leaves], Leaves], V: Vectors) -> Vectors:
         if isinstance(V, list):  # no copies to a flat vector and from it
             assert self.space.is_all_leaves
-            return jax.tree.leaves(product(jax.tree.unflatten(self.space.treedef, V)))
-        return self.space.flatten(product(self.space.unflatten(V)), batch_ndim=1)
+            return product(V)
+        return self.space.join(product(self.space.split(V)), batch_ndim=1)
 
     def rows(self, batch: Batch) -> jax.Array:
         """R with R^T R = G on the batch, shape (n K, P)."""

@@ -156,8 +156,8 @@ def _check_memory(operator: CurvatureOperator, columns: int, rank: int) -> None:
 
 def _push(batch: Batch, local: LocalCurvature, V: jax.Array) -> tuple[jax.Array, jax.Array]:
     """f, (n, *out), and J v for the rows of V (k, P), (n, C, k)."""
-    f, push = jax.linearize(lambda p: local.model.batch(batch.input, p), local.params)
-    moved = jax.vmap(push)(local.space.unflatten(V))  # (k, n, *out)
+    f, push = local.linearise(batch)
+    moved = jax.vmap(push)(local.space.split(V))  # (k, n, *out)
     moved = jnp.moveaxis(moved.reshape(*moved.shape[:2], -1), 0, -1)
     return f, moved.astype(local.space.dtype)
 

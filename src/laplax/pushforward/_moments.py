@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from .._engine.chunks import CPU_CACHE, Work, networks_at_once
 from .._engine.linalg import diagonal
 from .._enums import Pushforward
+from .._linearised import tangent
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import Traced, traced
@@ -43,8 +44,8 @@ def linear_moments(
     if "samples" in fields:
         # One set of weights for all inputs: each sample is a function.
         offsets = posterior.offsets(key, recipe.num_samples)
-        _, push = jax.linearize(lambda params: model.batch(input, params), posterior.mean)
-        samples = f[None] + jax.lax.map(push, offsets)
+        _, push = tangent(model, posterior.mean, posterior.space, input)
+        samples = f[None] + jax.lax.map(push, posterior.space.varying(offsets))
     return Moments(f, f, var.reshape(f.shape).astype(f.dtype), cov, samples)
 
 
