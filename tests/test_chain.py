@@ -9,6 +9,8 @@ import laplax
 from laplax import GridSearch
 from laplax.calibration import Calibrated
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.standard_normal((33, 2)))
 Y = jnp.asarray(RNG.standard_normal((33, 1)))

@@ -9,6 +9,8 @@ from jax.test_util import check_grads
 import cases
 import laplax
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PRIORS = {"scalar": 0.4, "per leaf": {"w": 0.3, "v": {"u": 2.0}}, "prefix": {"w": 1.5, "v": 0.2}}
 NOISE = [0.01, 1.0, 25.0]
 

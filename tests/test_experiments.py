@@ -12,6 +12,8 @@ import pytest
 from experiments import _cifar10, figure1, table1, table2
 from laplax import GradientDescent, GridSearch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def arguments(**given):
     return argparse.Namespace(**{"seed": 0, "progress": False, **given})

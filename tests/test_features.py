@@ -9,6 +9,8 @@ import cases
 import laplax
 from laplax import last_layer_features
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PARAMS = {
     "one": {"w": cases.random(3, 5), "b": cases.random(5)},
     "two": {"w": cases.random(5, 4), "b": cases.random(4)},

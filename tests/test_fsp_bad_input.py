@@ -8,6 +8,8 @@ import pytest
 from laplax import fsp, predictive
 from laplax.fsp import GPPrior, context, fsp_laplace, fsp_objective, train
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = jnp.linspace(-1, 1, 8)[:, None]
 Y = jnp.sin(X)
 PARAMS = {"w": jnp.asarray([[0.5, -0.3]]), "v": jnp.asarray([[0.4], [0.2]])}

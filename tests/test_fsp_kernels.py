@@ -12,6 +12,8 @@ from jax.test_util import check_grads
 from laplax import fsp
 from laplax.fsp import context
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = np.random.default_rng(0).standard_normal((6, 2))
 Y = np.random.default_rng(1).standard_normal((5, 2))
 

@@ -14,6 +14,8 @@ import cases
 import laplax
 from laplax.estimators import ConvergenceWarning
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 N, D = 60, 4
 X = cases.random(N, D, seed=1)
 WEIGHT = jnp.asarray(np.random.default_rng(2).uniform(0.0, 2.0, N)).at[:5].set(0.0)

@@ -13,6 +13,8 @@ import laplax
 from laplax import metrics
 from laplax.metrics._streaming import mean_of
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 HALF = ("bfloat16", "float16")
 CLASSES = 6
 NAMES = {

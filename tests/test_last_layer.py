@@ -13,6 +13,8 @@ from laplax._model import Model
 from laplax._traced import traced
 from laplax.subset import last_layer
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = random(6, 3, seed=9)
 PARAMS = {
     "hidden": random(3, 4),

@@ -14,6 +14,8 @@ from conftest import users_environment
 from laplax._engine.linalg import cho_solve, cholesky, eigh, solve_triangular
 from laplax._engine.products import gram
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def spd(*shape, seed=0):
     a = np.random.default_rng(seed).normal(size=shape)

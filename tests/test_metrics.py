@@ -16,6 +16,8 @@ from jax.test_util import check_grads
 
 from laplax import metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}
 
 

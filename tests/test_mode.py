@@ -9,6 +9,8 @@ from jax.test_util import check_grads
 import cases
 import laplax
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PRIOR = {"w": 0.3, "v": {"u": 2.0}}
 
 

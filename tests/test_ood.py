@@ -12,6 +12,8 @@ import sklearn.metrics
 import cases
 from laplax import baselines, ood, shifts
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(50, 2, seed=1)
 FAR = 6 * cases.random(30, 2, seed=2)
 PARAMS = cases.mlp((2, 4, 3))

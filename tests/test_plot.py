@@ -16,6 +16,8 @@ from laplax.structures import BlockDiagonal, Dense, Diagonal, LowRank
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RNG = np.random.default_rng(0)
 PROBABILITIES = RNG.dirichlet([1.0, 1.0, 0.4], 200)
 LABELS = np.array([RNG.choice(3, p=p) for p in PROBABILITIES])

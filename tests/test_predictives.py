@@ -13,6 +13,8 @@ from jax.test_util import check_grads
 
 from laplax import predictives
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CLASSES = (2, 3, 5, 10)
 VARIANCES = (0.1, 1.0, 10.0)
 

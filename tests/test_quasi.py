@@ -14,6 +14,8 @@ from laplax._engine.linalg import semidefinite_cholesky
 from laplax._engine.points import normal_points
 from laplax.metrics import mutual_information_per_example
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 KEY = jax.random.key(3)
 BRIDGE = jax.jit(predictives.quasi_bridge, static_argnums=3)
 

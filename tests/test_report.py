@@ -17,6 +17,8 @@ from laplax._report._html import write_page
 from laplax._report._scores import Scores, auroc_gain
 from laplax._report._verdict import Candidate, recommend_from
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 mpl.use("Agg")
 RNG = np.random.default_rng(1)
 

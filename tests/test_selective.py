@@ -10,6 +10,8 @@ import pytest
 import cases
 from laplax import baselines, metrics
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(40, 2, seed=1)
 PARAMS = cases.mlp((2, 4, 3))
 LABELS = jnp.asarray(np.random.default_rng(0).integers(0, 3, 40))

@@ -12,6 +12,8 @@ import pytest
 
 import laplax
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 OUTPUTS = {
     "mse": 2,
     "cross_entropy": 3,

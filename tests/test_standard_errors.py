@@ -17,6 +17,8 @@ from laplax.standard_errors import (
     per_example,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 X = cases.random(80, 2, seed=1)
 PARAMS = cases.mlp((2, 4, 3))
 LABELS = jnp.asarray(np.random.default_rng(0).integers(0, 3, 80))

@@ -13,6 +13,8 @@ import cases
 import laplax
 from laplax._space import ParamSpace
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 PARAMS = {f"Dense_{i}": layer for i, layer in enumerate(cases.mlp())}
 X, Y = cases.random(7, 2, seed=4), cases.TARGETS["mse"]
 HEAD = PARAMS["Dense_1"]
