@@ -196,7 +196,7 @@ def make_operator(
     if total and not isinstance(problem.data, Loader):
         subset_scale(total, part or problem.data.num_counted)  # an error before the first pass
     measured.check(problem)
-    space = select(subset, problem.params, problem.traced)
+    space = select(subset, problem.params, problem.traced).at(problem.params)
     _warn_if_unread(problem, space)
     if problem.traced.draws:
         warn(

@@ -1,6 +1,7 @@
 """The mode of the linearised model: a convex problem, by Newton's method on products."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -14,11 +15,12 @@ from ._chain import PosteriorFn, check_posterior_fn
 from ._data import DataLike, Loader, progress_bar
 from ._linearised import linearised
 from ._problem import Problem
+from ._space import ParamSpace
 from ._tree import PyTree
 from .curvature import GGN, CurvatureOperator, LocalCurvature
 from .estimators import ConvergenceWarning
 from .evidence import fit_of
-from .priors import PriorArguments
+from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision
 
 MAX_PRODUCTS = 200  # of conjugate gradients, for one Newton step
@@ -79,8 +81,8 @@ def glm_mode(
     fitted = check_posterior_fn(posterior_fn)
     max_steps = whole_number(max_steps, "max_steps")
     _check(fitted, tolerance, refit_curvature)
-    arguments = fitted.parse(prior_arguments)
-    preconditioner = fitted.sound(arguments).precision
+    preconditioner = fitted(prior_arguments).precision
+    arguments = parse_prior_arguments(prior_arguments, fitted.space, fitted.likelihood)
     model = linearised(fitted.fitted_model, fitted.mean, fitted.space, fitted.form)
     problem = fitted.problem(model, data, progress)
     if isinstance(problem.data, Loader):
@@ -184,7 +186,10 @@ class Objective:
 
     def direction(self, state: State) -> jax.Array:
         """The Newton step, more exact the nearer the mode is."""
-        return _solve(self.product_at(state.params), self.preconditioner, -state.slope)
+        precondition = functools.partial(
+            _preconditioned, self.preconditioner, self.fitted.space
+        )
+        return _solve(self.product_at(state.params), precondition, -state.slope)
 
 
 def _minimise(
@@ -228,16 +233,16 @@ def _search(objective: Objective, state: State, step: jax.Array, gain: float) ->
     return None
 
 
-@jax.jit
-def _preconditioned(precision: Precision, v: jax.Array) -> jax.Array:
-    return precision.solve(v)
+@functools.partial(jax.jit, static_argnums=1)
+def _preconditioned(precision: Precision, space: ParamSpace, v: jax.Array) -> jax.Array:
+    return space.apply(precision.solve, v, precision.by_leaf)
 
 
-def _solve(product: Product, preconditioner: Precision, b: jax.Array) -> jax.Array:
+def _solve(product: Product, precondition: Product, b: jax.Array) -> jax.Array:
     """Lambda^-1 b by conjugate gradients, more exact for a small b."""
     x = jnp.zeros_like(b)
     residual = b
-    direction = towards = _preconditioned(preconditioner, residual)
+    direction = towards = precondition(residual)
     size = first = float(jnp.vdot(residual, towards))
     accuracy = min(0.1, math.sqrt(0.5 * max(first, 0.0)))
     for _ in range(MAX_PRODUCTS):
@@ -247,7 +252,7 @@ def _solve(product: Product, preconditioner: Precision, b: jax.Array) -> jax.Arr
         length = jnp.asarray(size / float(jnp.vdot(direction, image)), b.dtype)
         x = x + length * direction
         residual = residual - length * image
-        towards = _preconditioned(preconditioner, residual)
+        towards = precondition(residual)
         before, size = size, float(jnp.vdot(residual, towards))
         direction = towards + jnp.asarray(size / before, b.dtype) * direction
     return x

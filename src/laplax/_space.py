@@ -7,9 +7,16 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
+from ._engine import versions
+from ._engine.arrays import is_concrete
+from ._engine.shards import places_of
+from ._engine.vectors import Leaves, Vector
 from ._tree import PyTree
+
+Places = tuple[NamedSharding | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +77,8 @@ class ParamSpace:
     dtype: np.dtype
     selected: tuple[bool, ...]
     elements: tuple[Elements | None, ...]
+    # Where each leaf lies, if devices divide one of them.
+    places: Places | None = None
     # Where each selected leaf lies in the flat vector: its number to (start, size).
     slices: dict[int, tuple[int, int]] = dataclasses.field(init=False, compare=False, repr=False)
     size: int = dataclasses.field(init=False, compare=False)  # P, the parameters that vary
@@ -115,6 +124,16 @@ class ParamSpace:
         none = (None,) * len(self.elements)
         return self if self.elements == none else dataclasses.replace(self, elements=none)
 
+    def at(self, params: PyTree) -> "ParamSpace":
+        """The same space, where these parameters lie."""
+        places = places_of(jax.tree.leaves(params)) if is_concrete(params) else None
+        return dataclasses.replace(self, places=places)
+
+    @property
+    def by_leaf(self) -> bool:
+        """Whether vectors are lists of leaves, because devices divide the parameters."""
+        return self.places is not None and self.whole is self
+
     @property
     def is_all_leaves(self) -> bool:
         """Whether the flat vector is nothing but all leaves, one after the other."""
@@ -158,6 +177,40 @@ class ParamSpace:
         zeros = [jnp.zeros((*batch, *s), t) for s, t in zip(self.shapes, self.dtypes, strict=True)]
         return self.merge(jax.tree.unflatten(self.treedef, zeros), self.split(flat))
 
+    def vector(self, tree: PyTree, by_leaf: bool) -> Vector:
+        """What varies: flat, or as a list of leaves, in the accumulation dtype."""
+        if not by_leaf:
+            return self.flatten(tree)
+        return [jnp.asarray(leaf).astype(self.dtype) for leaf in self.varying(tree)]
+
+    def tree(self, vector: Vector) -> PyTree:
+        """`unflatten`, of a list of leaves too, all of which may have leading axes."""
+        if not isinstance(vector, list):
+            return self.unflatten(vector)
+        batch = vector[0].shape[: vector[0].ndim - len(self.shapes[min(self.slices)])]
+        zeros = [jnp.zeros((*batch, *s), t) for s, t in zip(self.shapes, self.dtypes, strict=True)]
+        return self.merge(jax.tree.unflatten(self.treedef, zeros), self.narrow(vector))
+
+    def narrow(self, leaves: Leaves) -> Leaves:
+        """Leaves that vary in their own dtypes."""
+        return [leaf.astype(self.dtypes[i]) for i, leaf in zip(self.slices, leaves, strict=True)]
+
+    def placed(self, leaves: Leaves) -> Leaves:
+        """Leaves that vary, divided among the devices as the parameters are."""
+        if self.places is None:
+            return leaves
+        pairs = zip(self.slices, leaves, strict=True)
+        return [versions.constrain(leaf, self.places[i]) for i, leaf in pairs]
+
+    def normal(self, key: jax.Array, by_leaf: bool) -> Vector:
+        """Standard normal numbers; those of a leaf are drawn on the devices that hold it."""
+        if not by_leaf:
+            return jax.random.normal(key, (self.size,), self.dtype)
+        keys = [jax.random.fold_in(key, i) for i in self.slices]
+        shapes = [self.shapes[i] for i in self.slices]
+        pairs = zip(keys, shapes, strict=True)
+        return self.placed([jax.random.normal(k, shape, self.dtype) for k, shape in pairs])
+
     def varying(self, tree: PyTree) -> list[jax.Array]:
         """The leaves that vary: derivatives are taken in them alone."""
         leaves = jax.tree.leaves(tree)
@@ -194,11 +247,27 @@ class ParamSpace:
             f"({self.size},); got {structure if shape is None else f'an array of shape {shape}'}"
         )
 
-    def apply(self, fn: Callable[[jax.Array], jax.Array], vector: PyTree) -> PyTree:
-        """Apply a map of flat vectors to a pytree or a flat vector; the same form comes back."""
+    def apply(self, fn: Callable[..., Vector], vector: PyTree, by_leaf: bool = False) -> PyTree:
+        """Apply a map of vectors to a pytree or a flat vector; the same form comes back."""
+        image = fn(self.read(vector, by_leaf))
+        if not self.is_flat(vector):
+            return self.tree(image)
+        return self.join(image) if by_leaf else image
+
+    def read(self, vector: PyTree, by_leaf: bool) -> Vector:
+        """What users write, a pytree or a flat vector, as a vector."""
         if self.is_flat(vector):
-            return fn(jnp.asarray(vector).astype(self.dtype))
+            flat = jnp.asarray(vector).astype(self.dtype)
+            return self.pieces(flat) if by_leaf else flat
         shapes = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(vector))
         if shapes != self.shapes:
             raise ValueError(f"leaves of shapes {shapes} given; params have {self.shapes}")
-        return self.unflatten(fn(self.flatten(vector)))
+        return self.vector(vector, by_leaf)
+
+    def pieces(self, flat: jax.Array) -> Leaves:
+        """A flat array (*batch, P) as a list of leaves, in the accumulation dtype."""
+        parts = []
+        for i, (start, size) in self.slices.items():
+            part = jax.lax.slice_in_dim(flat, start, start + size, axis=-1)
+            parts.append(part.reshape(*flat.shape[:-1], *self.shapes[i]))
+        return parts

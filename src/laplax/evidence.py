@@ -12,6 +12,7 @@ from ._data import Batch, Loader
 from ._engine.chunks import Work, cut
 from ._engine.loops import sum_over
 from ._engine.memo import WeakInside
+from ._engine.vectors import Vector, dot, each
 from ._model import Model
 from ._problem import Problem, make_problem
 from ._tree import PyTree, pytree, static, widen
@@ -166,15 +167,15 @@ def log_evidence(
     offset = prior_offset(posterior_fn, arguments)
     noise = arguments.sigma_squared.astype(fit.loss.dtype)
     log_likelihood = posterior_fn.likelihood.log_likelihood(fit, noise)
-    log_likelihood = log_likelihood.astype(offset.dtype) / arguments.temperature
+    log_likelihood = log_likelihood.astype(posterior_fn.space.dtype) / arguments.temperature
     precision = posterior.precision
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
-def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
-    """How far the weights lie from the prior's mean, shape (P,)."""
-    offset = posterior_fn.space.flatten(posterior_fn.mean)
-    return offset if arguments.mean is None else offset - arguments.mean
+def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> Vector:
+    """How far the weights lie from the prior's mean."""
+    offset = posterior_fn.space.vector(posterior_fn.mean, posterior_fn.structure.by_leaf)
+    return offset if arguments.mean is None else each(jnp.subtract, offset, arguments.mean)
 
 
 def mode_distance(
@@ -194,12 +195,14 @@ def mode_distance(
     slope = gradient_of_joint(posterior_fn, arguments, fit)
     # By the root: a square is never negative, and a weak prior costs no digits.
     half = posterior_fn.at(arguments).precision.scale_t_mv(slope)
-    return 0.5 * jnp.vdot(half, half)
+    return 0.5 * dot(half, half)
 
 
 def gradient_of_joint(
     posterior_fn: PosteriorFamily, arguments: PriorArguments, fit: DataFit
-) -> jax.Array:
-    """`c g_data + T (theta - mu0)`, the slope of the negative log joint at the weights, (P,)."""
-    slope = arguments.likelihood_scale * posterior_fn.space.flatten(fit.gradient)
-    return slope + arguments.precision * prior_offset(posterior_fn, arguments)
+) -> Vector:
+    """`c g_data + T (theta - mu0)`, the slope of the negative log joint at the weights."""
+    gradient = posterior_fn.space.vector(fit.gradient, posterior_fn.structure.by_leaf)
+    offset = prior_offset(posterior_fn, arguments)
+    c = arguments.likelihood_scale
+    return each(lambda g, t, v: c * g + t * v, gradient, arguments.precision, offset)

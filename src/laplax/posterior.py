@@ -13,7 +13,10 @@ from ._arguments import check_key, warn, whole_number
 from ._data import Form
 from ._engine.arrays import is_concrete
 from ._engine.memo import WeakInside
+from ._engine.shards import axes_in_use
+from ._engine import vectors
 from ._engine.products import one_by_one
+from ._engine.vectors import Vector
 from ._fingerprint import Fingerprint
 from ._model import Model, check_signature
 from ._problem import Problem, make_problem
@@ -42,7 +45,7 @@ class CurvEstimate:
 
     def mv(self, v: PyTree) -> PyTree:
         """G v for a pytree like `params` or a flat vector; the same form comes back."""
-        return self.space.apply(self.structure.mv, v)
+        return self.space.apply(self.structure.mv, v, self.structure.by_leaf)
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -69,9 +72,13 @@ class Posterior:
     def state(self) -> dict[str, Any]:
         """`scale` with scale scale^T = Lambda^-1.
 
-        A (P, P) array for a full curvature, a (P,) array for a diagonal one, a (P, r) array for a
-        prior on functions, else an object with `scale_mv`.
+        A (P, P) array for a full curvature, a (P,) array for a diagonal one (a pytree like
+        `params` where devices divide the parameters), a (P, r) array for a prior on functions,
+        else an object with `scale_mv`.
         """
+        if self.precision.by_leaf:
+            scale = self.precision.scale
+            return {"scale": self.space.tree(scale) if isinstance(scale, list) else scale}
         if self.dense_scale:
             return {
                 "scale": self.precision.scale_mv(jnp.eye(self.space.size, dtype=self.space.dtype))
@@ -80,19 +87,19 @@ class Posterior:
 
     def prec_mv(self, v: PyTree) -> PyTree:
         """The posterior precision times a vector: `Lambda v`."""
-        return self.space.apply(self.precision.mv, v)
+        return self.space.apply(self.precision.mv, v, self.precision.by_leaf)
 
     def cov_mv(self, v: PyTree) -> PyTree:
         """The posterior covariance times a vector: `Lambda^-1 v`."""
-        return self.space.apply(self.precision.solve, v)
+        return self.space.apply(self.precision.solve, v, self.precision.by_leaf)
 
     def scale_mv(self, v: PyTree) -> PyTree:
         """L v with L L^T = Lambda^-1."""
-        return self.space.apply(self.precision.scale_mv, v)
+        return self.space.apply(self.precision.scale_mv, v, self.precision.by_leaf)
 
     def variance(self) -> PyTree:
         """Marginal variances, a pytree like `params`."""
-        return self.space.unflatten(self.precision.variance())
+        return self.space.tree(self.precision.variance())
 
     def logdet(self) -> jax.Array:
         """log det Lambda, of the precision."""
@@ -106,16 +113,28 @@ class Posterior:
         """What `sample` adds to the mean, before parameters in half precision round the sum."""
         check_key(key)
         keys = jax.random.split(key, whole_number(num_samples, "num_samples"))
+        if self.precision.by_leaf:
+            return _offsets_by_leaf(self, keys)
         flat = self.precision.scale_mv(one_by_one(self._noise, keys).T).T
         return self.space.unflatten(flat)
 
     def draw(self, key: jax.Array) -> PyTree:
         """One sample: `sample(key, n)` are the draws of the n keys that `key` splits into."""
         check_key(key)
-        return self._moved(self.space.unflatten(self.precision.scale_mv(self._noise(key))))
+        return self._moved(self._offset(key))
 
-    def _noise(self, key: jax.Array) -> jax.Array:
-        return jax.random.normal(key, (self.space.size,), self.space.dtype)
+    def halves(self, rows: jax.Array) -> jax.Array:
+        """L^T v of every row v, (m, P), whose squares are variances."""
+        if not self.precision.by_leaf:
+            return self.precision.scale_t_mv(rows.T).T
+        of_rows = jax.vmap(self.precision.scale_t_mv)(self.space.pieces(rows))
+        return jnp.concatenate([leaf.reshape(len(rows), -1) for leaf in of_rows], axis=1)
+
+    def _offset(self, key: jax.Array) -> PyTree:
+        return self.space.tree(self.precision.scale_mv(self._noise(key)))
+
+    def _noise(self, key: jax.Array) -> Vector:
+        return self.space.normal(key, self.precision.by_leaf)
 
     def _moved(self, offset: PyTree) -> PyTree:
         return jax.tree.map(lambda x, by: jnp.broadcast_to(x, by.shape) + by, self.mean, offset)
@@ -125,10 +144,11 @@ class Posterior:
 
         Where the covariance is singular it is the density on the subspace that varies.
         """
-        flat = params if self.space.is_flat(params) else self.space.flatten(params)
-        v = jnp.asarray(flat).astype(self.space.dtype) - self.space.flatten(self.mean)
+        by_leaf = self.precision.by_leaf
+        point = self.space.read(params, by_leaf)
+        v = vectors.each(jnp.subtract, point, self.space.vector(self.mean, by_leaf))
         constant = self.precision.dimension * math.log(2 * math.pi)
-        return 0.5 * (self.logdet() - v @ self.precision.mv(v) - constant)
+        return 0.5 * (self.logdet() - vectors.dot(v, self.precision.mv(v)) - constant)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +218,7 @@ class PosteriorFamily(WeakInside):
     def _not_positive_definite(self, arguments: PriorArguments) -> str:
         """What outweighs what, and the cures: the noise, the prior, the precision of numbers."""
         curvature = float(arguments.likelihood_scale * jnp.max(self.structure.diagonal()))
-        prior = float(jnp.min(arguments.precision))
+        prior = min(float(jnp.min(t)) for t in vectors.parts(arguments.precision))
         noise = float(arguments.sigma_squared)
         scale, cure = "temperature", ""
         if self.likelihood.has_noise:
@@ -228,8 +248,10 @@ class PosteriorFamily(WeakInside):
 
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
         """Check hyperparameters and bring them into the flat space."""
-        own_prior = self.structure.own_prior
-        return parse_prior_arguments(prior_arguments, self.space, self.likelihood, own_prior)
+        structure = self.structure
+        return parse_prior_arguments(
+            prior_arguments, self.space, self.likelihood, structure.own_prior, structure.by_leaf
+        )
 
     def check_params(self, params: PyTree) -> None:
         """Refuse parameters that are not the ones this posterior was fitted at."""
@@ -323,6 +345,12 @@ class PosteriorFamily(WeakInside):
 
 
 @jax.jit
+def _offsets_by_leaf(posterior: Posterior, keys: jax.Array) -> PyTree:
+    """Drawn inside of one program: no noise is whole on a device."""
+    return one_by_one(posterior._offset, keys)
+
+
+@jax.jit
 def _spectral(structure: Structure) -> Structure:
     return structure.spectral()
 
@@ -340,6 +368,10 @@ def _is_sound(precision: Precision) -> jax.Array:
 
 def _distance(a: jax.Array, b: jax.Array) -> float:
     """The largest difference: it is zero, and often for one and the same array."""
-    if a is b or np.array_equal(a, b):
+    if a is b:
+        return 0.0
+    if axes_in_use(a) or axes_in_use(b):
+        return float(jnp.max(jnp.abs(a - b), initial=0))
+    if np.array_equal(a, b):
         return 0.0
     return float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ._engine.arrays import is_concrete, owned
 from ._enums import check_names
+from ._engine.vectors import Vector, parts
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
 from .likelihoods import Likelihood
@@ -20,8 +21,8 @@ NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")
 class PriorArguments(NamedTuple):
     """Checked hyperparameters in the flat space."""
 
-    precision: jax.Array  # T: a scalar, or (P,)
-    mean: jax.Array | None  # mu0: (P,), or None for zero
+    precision: Vector  # T: a scalar, or one number per parameter
+    mean: Vector | None  # mu0, or None for zero
     sigma_squared: jax.Array
     temperature: jax.Array
     sources: tuple[int | None, ...]  # the entry of the given pytree behind each leaf of T
@@ -33,7 +34,11 @@ class PriorArguments(NamedTuple):
 
 
 def parse_prior_arguments(
-    given: Mapping[str, PyTree], space: ParamSpace, likelihood: Likelihood, own_prior: bool = False
+    given: Mapping[str, PyTree],
+    space: ParamSpace,
+    likelihood: Likelihood,
+    own_prior: bool = False,
+    by_leaf: bool = False,
 ) -> PriorArguments:
     """Check what users write, and bring it into the flat space.
 
@@ -58,31 +63,35 @@ def parse_prior_arguments(
         )
     mean = given.get("prior_mean")
     return PriorArguments(
-        precision=prior_precision(given["prior_prec"], space),
-        mean=None if mean is None else _prior_mean(mean, space),
+        precision=prior_precision(given["prior_prec"], space, by_leaf),
+        mean=None if mean is None else _prior_mean(mean, space, by_leaf),
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
         sources=_sources(given["prior_prec"], space),
     )
 
 
-def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
+def prior_precision(prior_prec: PyTree, space: ParamSpace, by_leaf: bool = False) -> Vector:
     """T as a scalar, or as one positive number per parameter."""
     if is_scalar(prior_prec):
         return _positive_scalar(prior_prec, "prior_prec", space)
-    flat = _broadcast(prior_prec, space, "prior_prec")
-    if is_concrete(flat) and not bool(jnp.all(flat > 0) & jnp.all(jnp.isfinite(flat))):
-        raise ValueError(
-            f"prior_prec must be positive and finite everywhere; smallest value {flat.min()}"
-        )
-    return flat
+    found = _broadcast(prior_prec, space, "prior_prec", by_leaf)
+    for part in parts(found):
+        if is_concrete(part) and not bool(jnp.all(part > 0) & jnp.all(jnp.isfinite(part))):
+            raise ValueError(
+                f"prior_prec must be positive and finite everywhere; smallest value {part.min()}"
+            )
+    return found
 
 
-def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:
-    flat = _broadcast(mean, space, "prior_mean")
-    if is_concrete(flat) and not bool(jnp.all(jnp.isfinite(flat))):
-        raise ValueError("prior_mean must be finite everywhere; it holds NaN or infinite values")
-    return flat
+def _prior_mean(mean: PyTree, space: ParamSpace, by_leaf: bool) -> Vector:
+    found = _broadcast(mean, space, "prior_mean", by_leaf)
+    for part in parts(found):
+        if is_concrete(part) and not bool(jnp.all(jnp.isfinite(part))):
+            raise ValueError(
+                "prior_mean must be finite everywhere; it holds NaN or infinite values"
+            )
+    return found
 
 
 def is_scalar(value: PyTree) -> bool:
@@ -99,8 +108,11 @@ def _positive_scalar(value: PyTree, name: str, space: ParamSpace) -> jax.Array:
     return scalar
 
 
-def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
-    """A pytree prefix of `params` (numbers or arrays of the leaf's shape) to (P,)."""
+def _broadcast(prefix: PyTree, space: ParamSpace, name: str, by_leaf: bool) -> Vector:
+    """A pytree prefix of `params` (numbers or arrays of the leaf's shape) to (P,).
+
+    By leaves, a number stays one.
+    """
     template = jax.tree.unflatten(space.treedef, list(range(len(space.shapes))))
     try:
         full = jax.tree.leaves(jax.tree.broadcast(prefix, template))
@@ -109,7 +121,7 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
             f"{name} must be a number, or a pytree that matches params from the top; params are "
             f"{space.treedef}, given was {jax.tree.structure(prefix)}"
         ) from None
-    parts = []
+    arrays = []
     for leaf, shape, path in zip(full, space.shapes, leaf_names(template), strict=True):
         array = owned(leaf).astype(space.dtype)
         if array.shape not in ((), shape):
@@ -117,8 +129,8 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
                 f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "
                 f"parameter's shape {shape}"
             )
-        parts.append(jnp.broadcast_to(array, shape))
-    return space.flatten(parts)
+        arrays.append(array if by_leaf else jnp.broadcast_to(array, shape))
+    return [arrays[i] for i in space.slices] if by_leaf else space.flatten(arrays)
 
 
 def _sources(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:

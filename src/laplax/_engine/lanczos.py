@@ -13,7 +13,9 @@ from .arrays import is_concrete
 from .lanczos_large import (
     BREAKDOWN_EPS,
     REORTHOGONALISE_BELOW,
+    combine_leaves,
     combine_rows,
+    tridiagonalise_leaves,
     tridiagonalise_rows,
 )
 from .linalg import tridiagonal_eigh
@@ -45,7 +47,7 @@ def krylov_space(
 ) -> Krylov:
     """`steps` products of Lanczos, driven from Python, so that any data source serves.
 
-    `product` multiplies rows (1, P), or lists of leaves (1, *shape) where `space.is_all_leaves`.
+    `product` multiplies rows (1, P), or lists of leaves (1, *shape).
     `reads` is what it reads: Python can decide between steps unless that is traced.
     """
     if is_concrete(start, reads) and steps * start.nbytes > LARGE_BASIS:
@@ -53,6 +55,18 @@ def krylov_space(
         return Krylov(functools.partial(combine_rows, rows), *tridiagonal)
     basis, alpha, beta = tridiagonalise(product, start, steps, start, progress)
     return Krylov(functools.partial(_combine, basis), alpha, beta)
+
+
+def krylov_by_leaf(
+    product: Callable[[Any], Any],
+    key: jax.Array,
+    steps: int,
+    space: ParamSpace,
+    progress: bool | None,
+) -> Krylov:
+    """The same for leaves that devices divide, each of whose parts stays where it is."""
+    rows, *tridiagonal = tridiagonalise_leaves(product, key, steps, space, progress)
+    return Krylov(functools.partial(combine_leaves, rows, space), *tridiagonal)
 
 
 # Every operation outside of a compiled function is compiled on its own, at the first call.

@@ -37,22 +37,55 @@ def tridiagonalise_rows(
     progress: bool | None,
 ) -> tuple[list[Row], np.ndarray, np.ndarray]:
     """As `tridiagonalise`, with the rows of Q^T in a list."""
-    rows: list[Row] = []
-    alpha, beta = np.zeros((2, steps), start.dtype)
-    tiny = BREAKDOWN_EPS * jnp.finfo(start.dtype).eps
     leaves = space.is_all_leaves and space.size >= LARGE_LEAF * len(space.shapes)
-    w = _as_row(start, space, leaves)
+
+    def image(row: Row) -> Row:
+        return product(row) if leaves else [product(row[0])]
+
+    def direction(k: int) -> Row:
+        return _as_row(jnp.roll(start, k) if k else start, space, leaves)
+
+    return _tridiagonalise(image, direction, steps, start.dtype, progress)
+
+
+def tridiagonalise_leaves(
+    product: Callable[[Row], Row],
+    key: jax.Array,
+    steps: int,
+    space: ParamSpace,
+    progress: bool | None,
+) -> tuple[list[Row], np.ndarray, np.ndarray]:
+    """The same for leaves that devices divide; random numbers are drawn where the leaf lies."""
+
+    def direction(k: int) -> Row:
+        return _random_row(jax.random.fold_in(key, k), space)
+
+    return _tridiagonalise(product, direction, steps, space.dtype, progress)
+
+
+def _tridiagonalise(
+    product: Callable[[Row], Row],
+    direction: Callable[[int], Row],
+    steps: int,
+    dtype: np.dtype,
+    progress: bool | None,
+) -> tuple[list[Row], np.ndarray, np.ndarray]:
+    """`direction(k)` is random: the start, and where row k ends an invariant subspace."""
+    rows: list[Row] = []
+    alpha, beta = np.zeros((2, steps), dtype)
+    tiny = BREAKDOWN_EPS * jnp.finfo(dtype).eps
+    w = direction(0)
     row = _unit(w, _norm(w))
     for k in progress_bar(range(steps), steps, "lanczos", progress):
         rows.append(row)
         last = max(k - 1, 0)  # for the first row itself, whose beta is still zero
-        image = product(row) if leaves else [product(row[0])]
+        image = product(row)
         w, alpha[k] = _recur(image, row, rows[last], beta[last])
         w, norm = _project_out(rows, w)
         if norm > tiny * max(abs(alpha).max(), beta.max()):
             beta[k] = norm
         elif k < steps - 1:
-            w, norm = _project_out(rows, _as_row(jnp.roll(start, k + 1), space, leaves))
+            w, norm = _project_out(rows, direction(k + 1))
         row = _unit(w, norm)
     return rows, alpha, beta
 
@@ -67,6 +100,24 @@ def combine_rows(
         out = _write(out, [part.reshape(1, -1) for part in parts], weights, start)
         start += parts[0].size
     return out, jnp.where(kept, values, 0)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def combine_leaves(
+    rows: list[Row], space: ParamSpace, weights: jax.Array, values: jax.Array, kept: jax.Array
+) -> tuple[Row, jax.Array]:
+    """As `combine_rows`, leaf by leaf: (*leaf shape, r) each."""
+    columns = [
+        jnp.tensordot(jnp.concatenate(parts), weights, axes=(0, 0))
+        for parts in zip(*rows, strict=True)
+    ]
+    turned = space.placed([jnp.moveaxis(x, -1, 0) for x in columns])
+    return [jnp.moveaxis(x, 0, -1) for x in turned], jnp.where(kept, values, 0)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _random_row(key: jax.Array, space: ParamSpace) -> Row:
+    return [leaf[None] for leaf in space.normal(key, by_leaf=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -117,6 +117,20 @@ def axes_in_use(array: object) -> dict[str, AxisType]:
     return {name: types[name] for name in used if sharding.mesh.shape[name] > 1}
 
 
+def places_of(leaves: Sequence[jax.Array]) -> tuple[NamedSharding | None, ...] | None:
+    """Where each array lies, one entry for each of its axes; None if no array is divided."""
+    if not any(axes_in_use(leaf) for leaf in leaves):
+        return None
+    return tuple(_full(_sharding_of(leaf), leaf.ndim) for leaf in leaves)
+
+
+def _full(sharding: NamedSharding | None, ndim: int) -> NamedSharding | None:
+    if sharding is None:
+        return None
+    rest = (None,) * (ndim - len(sharding.spec))
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec, *rest))
+
+
 def _sharding_of(array: object) -> NamedSharding | None:
     if not isinstance(array, jax.Array):
         return None

@@ -55,6 +55,17 @@ def reshard(x: jax.Array, place: jax.sharding.NamedSharding) -> jax.Array:
     return moved
 
 
+def constrain(x: jax.Array, place: jax.sharding.NamedSharding | None) -> jax.Array:
+    """The array, its last axes divided as `place` says, also inside a `jax.shard_map`."""
+    if place is None:
+        return x
+    inside = jax.sharding.get_abstract_mesh()
+    manual = jax.sharding.AxisType.Manual in inside.axis_types
+    spec = jax.sharding.PartitionSpec(*(None,) * (x.ndim - len(place.spec)), *place.spec)
+    full = jax.sharding.NamedSharding(inside if manual else place.mesh, spec)
+    return jax.lax.with_sharding_constraint(x, full)
+
+
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """The axes of a `jax.shard_map` with `check_vma=True` along which a traced array varies."""
     kind = jax.typeof(x)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .._data import Batch
 from .._engine.chunks import cut
 from .._engine.loops import map_over, sum_over
+from .._engine.vectors import Vector, each
 from .._linearised import tangent
 from .._traced import traced
 from .._tree import PyTree, pytree
@@ -25,8 +26,8 @@ from ..posterior import PosteriorFamily
 class Training:
     """What the loss of the training data says at the weights of the fit."""
 
-    gradient: jax.Array  # of the whole loss in the weights, (P,)
-    offset: jax.Array  # of the weights from the prior's mean, (P,)
+    gradient: Vector  # of the whole loss in the weights
+    offset: Vector  # of the weights from the prior's mean
     error: jax.Array  # of the loss of each example in its outputs, (n, C)
     factor: jax.Array  # S with S S^T = H, (n, C, K)
 
@@ -51,21 +52,21 @@ def training(
     gradient = sum_over(_gradient, batch, chunks, posterior_fn)
     if posterior_fn.num_total_samples is not None:
         scale = subset_scale(posterior_fn.num_total_samples, count)
-        gradient = jnp.asarray(scale, gradient.dtype) * gradient
+        gradient = each(lambda g: jnp.asarray(scale, g.dtype) * g, gradient)
     outputs = output[0].size
     return Training(
         gradient, offset, error.reshape(count, outputs), factor.reshape(count, outputs, -1)
     )
 
 
-def _gradient(batch: Batch, fit: PosteriorFamily) -> jax.Array:
+def _gradient(batch: Batch, fit: PosteriorFamily) -> Vector:
     model = fit.fitted_model
 
     def loss(params: PyTree) -> jax.Array:
         f = model.batch(batch.input, params)
         return jnp.sum(jax.vmap(fit.likelihood.loss)(f, batch.target))
 
-    return fit.space.flatten(jax.grad(loss)(fit.mean))
+    return fit.space.vector(jax.grad(loss)(fit.mean), fit.structure.by_leaf)
 
 
 def leave_out(
@@ -75,7 +76,7 @@ def leave_out(
     output: jax.Array,
     cov: jax.Array,
     c: jax.Array,
-    prior: jax.Array,
+    prior: Vector,
 ) -> LeftOut:
     """Mean and covariance of each example's outputs if it had not been seen.
 
@@ -83,7 +84,8 @@ def leave_out(
     an approximate curvature may claim, has no posterior without it: its numbers are NaN.
     """
     precision = posterior_fn.structure.precision(c, prior)
-    step = -precision.solve(c * data.gradient + prior * data.offset)
+    slope = each(lambda g, t, v: c * g + t * v, data.gradient, prior, data.offset)
+    step = each(jnp.negative, precision.solve(slope))
     moved = _push(posterior_fn, input, output.shape[0], step).astype(cov.dtype)
     moved = moved.reshape(data.error.shape)
     scale = c.astype(cov.dtype)
@@ -100,7 +102,7 @@ def leave_out(
 
 
 def _push(
-    posterior_fn: PosteriorFamily, input: PyTree, count: int, direction: jax.Array
+    posterior_fn: PosteriorFamily, input: PyTree, count: int, direction: Vector
 ) -> jax.Array:
     """J times a direction in the weights, for every input."""
     example = jax.tree.map(lambda x: x[0], input)
@@ -110,6 +112,6 @@ def _push(
     return pushed
 
 
-def _push_chunk(part: PyTree, fit: PosteriorFamily, direction: jax.Array) -> jax.Array:
+def _push_chunk(part: PyTree, fit: PosteriorFamily, direction: Vector) -> jax.Array:
     _, push = tangent(fit.fitted_model, fit.mean, fit.space, part)
-    return push(fit.space.split(direction))
+    return push(fit.space.varying(fit.space.tree(direction)))

@@ -32,7 +32,7 @@ from ..evidence import log_evidence, prior_offset
 from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
-from ..priors import PriorArguments
+from ..priors import PriorArguments, is_scalar
 from ..pushforward import (
     Moments,
     PredictiveFamily,
@@ -177,7 +177,7 @@ class PredictiveObjective(WeakInside):
     ) -> Mapping[str, jax.Array]:
         p = self.predictive
         arguments = p.posterior_fn.parse(prior_arguments)
-        if self.projection is None or arguments.precision.ndim:
+        if self.projection is None or not is_scalar(arguments.precision):
             posterior = p.posterior_fn.at(arguments)
             if self.training is not None:
                 cov = covariances(p.at(posterior, arguments.sigma_squared), self.input)

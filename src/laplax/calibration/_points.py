@@ -94,4 +94,4 @@ def _measures(posterior_fn: PosteriorFamily, mean: Mapping[str, PyTree]) -> tupl
     arguments = posterior_fn.parse({"prior_prec": 1.0, **mean})
     precision = posterior_fn.at(arguments).precision
     energy = precision.prior_energy(prior_offset(posterior_fn, arguments))
-    return energy, precision.dimension, jnp.sum(posterior_fn.structure.diagonal())
+    return energy, precision.dimension, posterior_fn.structure.trace()

@@ -16,5 +16,6 @@ from ._tapped import bytes_per_example as bytes_per_example
 from ._tapped import coverage_of as coverage_of
 from ._tapped import diagonal_of_batch as diagonal_of_batch
 from ._tapped import leaf_diagonal as leaf_diagonal
+from ._tapped import leaves_of_diagonal as leaves_of_diagonal
 from ._tapped import run_taps as run_taps
 from ._tapped import tap_batch as tap_batch

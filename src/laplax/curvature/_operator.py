@@ -36,7 +36,7 @@ class LocalCurvature(WeakInside):
     space: ParamSpace = static()
 
     def mm(self, batch: Batch, V: Vectors) -> Vectors:
-        """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all parameters."""
+        """G V for the rows of V, shape (k, P), or for leaves (k, *shape) of all that vary."""
 
         def outputs(leaves: Leaves) -> jax.Array:
             return self.model.batch(batch.input, self.space.merge(self.params, leaves))
@@ -67,8 +67,8 @@ class LocalCurvature(WeakInside):
 
     def _by_leaf(self, product: Callable[[Leaves], Leaves], V: Vectors) -> Vectors:
         if isinstance(V, list):  # no copies to a flat vector and from it
-            assert self.space.is_all_leaves
-            return product(V)
+            image = product(self.space.narrow(V))
+            return self.space.placed([part.astype(self.space.dtype) for part in image])
         return self.space.join(product(self.space.split(V)), batch_ndim=1)
 
     def rows(self, batch: Batch) -> jax.Array:
@@ -218,7 +218,7 @@ class CurvatureOperator:
     def mm(self, V: Vectors) -> PyTree:
         """G V for the rows of V, shape (k, P): one pass over the data.
 
-        Where `space.is_all_leaves`, V may be a list of leaves, (k, *shape) each.
+        V may be a list of the leaves that vary, (k, *shape) each.
         """
         vectors = jax.tree.leaves(V)[0].shape[0]
         if self.linear is not None and self._fits_at_once(vectors):

@@ -12,6 +12,7 @@ import numpy as np
 from .._data import Batch
 from .._engine.memo import kept
 from .._engine.products import joined, matrix_diagonal
+from .._engine.vectors import Leaves
 from .._model import Model
 from .._space import ParamSpace
 from .._traced import traced
@@ -111,6 +112,13 @@ def diagonal_of_batch(batch: Batch, local: LocalCurvature) -> jax.Array:
     tapped = tap_batch(local, batch)
     space = local.space
     return joined([space.flatten_leaf(i, leaf_diagonal(tapped, i)) for i in space.slices])
+
+
+def leaves_of_diagonal(batch: Batch, local: LocalCurvature) -> Leaves:
+    """The same, leaf by leaf, on the devices that hold the leaf."""
+    tapped = tap_batch(local, batch)
+    space = local.space
+    return space.placed([leaf_diagonal(tapped, i).astype(space.dtype) for i in space.slices])
 
 
 def leaf_diagonal(tapped: Tapped, i: int) -> jax.Array:

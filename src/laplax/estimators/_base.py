@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -11,8 +11,9 @@ import numpy as np
 
 from .._arguments import warn
 from .._engine.arrays import is_concrete
+from .._space import ParamSpace
 from ..curvature import CurvatureOperator
-from ..structures import Structure
+from ..structures import Block, ByLeaf, Structure
 
 Diagnostics = dict[str, Any]
 Array = jax.Array | np.ndarray
@@ -27,6 +28,15 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """The structure that keeps G, and what diagnoses it."""
+
+
+def by_leaf(
+    space: ParamSpace, blocks: Sequence[Block], leaves: Sequence[tuple[int, ...]] | None = None
+) -> ByLeaf:
+    """Blocks over leaves that devices divide; by default one for each leaf that varies."""
+    shapes = tuple(space.shapes[i] for i in space.slices)
+    own = [(i,) for i in range(len(shapes))] if leaves is None else leaves
+    return ByLeaf(tuple(blocks), tuple(own), shapes)
 
 
 def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array:

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 
 from .._arguments import check_key, whole_number
+from .._engine.chunks import Work
 from ..curvature import (
     CurvatureOperator,
     bytes_per_example,
     coverage_of,
     diagonal_of_batch,
+    leaves_of_diagonal,
 )
-from ..structures import Diagonal, Structure
-from ._base import Diagnostics, Estimator, identity_blocks, settle_negative
+from ..structures import Diagonal, DiagonalBlock, Structure
+from ._base import Diagnostics, Estimator, by_leaf, identity_blocks, settle_negative
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,14 +34,22 @@ class ExactDiagonal(Estimator):
             space = operator.space
             # An entry's square is cut out of its leaf's, so the temporaries are those of the leaf.
             size = bytes_per_example(program, space.whole, operator.rows_per_example)
-            diagonal = operator.sum(diagonal_of_batch, operator.work(size, reread=True))
-            return Diagonal(diagonal), {"coverage": coverage_of(program, space)}
+            work = operator.work(size, reread=True)
+            return _exact(operator, work), {"coverage": coverage_of(program, space)}
         operator.require_passes("an exact diagonal of the Hessian")
         blocks = [
             jnp.diagonal(operator.mm(eye), offset=start)
             for start, eye in identity_blocks(operator.size, operator.space.dtype)
         ]
         return Diagonal(settle_negative(jnp.concatenate(blocks), operator)), {}
+
+
+def _exact(operator: CurvatureOperator, work: Work) -> Structure:
+    space = operator.space
+    if not space.by_leaf:
+        return Diagonal(operator.sum(diagonal_of_batch, work))
+    leaves = operator.sum(leaves_of_diagonal, work)
+    return by_leaf(space, [DiagonalBlock(leaf) for leaf in leaves])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,13 +5,14 @@ import dataclasses
 import jax
 
 from .._arguments import whole_number
-from .._engine.lanczos import krylov_space, random_direction
+from .._engine.lanczos import krylov_by_leaf, krylov_space, random_direction
 from ..curvature import CurvatureOperator
-from ..structures import LowRank, Structure
+from ..structures import LeafBasis, LowRank, Structure
 from ._base import (
     CONVERGED,
     Diagnostics,
     Estimator,
+    by_leaf,
     settle_negative,
     told_from_zero,
     warn_of_residuals,
@@ -59,16 +60,19 @@ class Lanczos(Estimator):
         steps = min(products, size)
         rank = min(self.rank, size)
         key = jax.random.key(0) if self.key is None else self.key
-        start = random_direction(key, size, operator.space.dtype)
+        space = operator.space
         operator = operator.linearised()
-        krylov = krylov_space(
-            operator.mm,
-            start,
-            steps,
-            operator.space,
-            operator.progress,
-            reads=(operator.local, operator.data),
-        )
+        if space.by_leaf:
+            krylov = krylov_by_leaf(operator.mm, key, steps, space, operator.progress)
+        else:
+            krylov = krylov_space(
+                operator.mm,
+                random_direction(key, size, space.dtype),
+                steps,
+                space,
+                operator.progress,
+                reads=(operator.local, operator.data),
+            )
         values, weights, residuals = krylov.ritz_pairs(rank)
         values = settle_negative(values, operator)
         kept = ~(residuals > self.tol * values) & told_from_zero(values)  # NaN is kept, and shows
@@ -78,7 +82,11 @@ class Lanczos(Estimator):
         )
         warn_of_residuals(values, residuals, kept, cure)
         diagnostics = {"residuals": residuals, "kept": kept, "num_products": steps}
-        return LowRank(*krylov.combine(weights, values, kept)), diagnostics
+        basis, values = krylov.combine(weights, values, kept)
+        if not space.by_leaf:
+            return LowRank(basis, values), diagnostics
+        every = tuple(range(len(basis)))
+        return by_leaf(space, [LeafBasis(values, tuple(basis))], [every]), diagnostics
 
     def _default_products(self, operator: CurvatureOperator) -> int:
         examples = operator.num_examples

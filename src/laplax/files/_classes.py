@@ -18,6 +18,7 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         structures.BlockDiagonal,
+        structures.ByLeaf,
         structures.Core,
         structures.Dense,
         structures.DenseBlock,
@@ -33,6 +34,7 @@ CLASSES: dict[str, type] = {
         structures.GeneralLowRank,
         JoinBias,
         structures.KroneckerBlock,
+        structures.LeafBasis,
         structures.LowRank,
         ParamSpace,
         Posterior,

@@ -161,10 +161,8 @@ def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Ar
     J1 = jacobian(predictive.model, posterior.mean, posterior.space, first)
     J2 = jacobian(predictive.model, posterior.mean, posterior.space, second)
     # Both sides through the root: positive semi-definite, and a weak prior costs no digits.
-    half1, half2 = (
-        posterior.precision.scale_t_mv(J.reshape(-1, posterior.space.size).T) for J in (J1, J2)
-    )
-    return (half1.T @ half2).reshape(*J1.shape[:2], *J2.shape[:2])
+    half1, half2 = (posterior.halves(J.reshape(-1, posterior.space.size)) for J in (J1, J2))
+    return (half1 @ half2.T).reshape(*J1.shape[:2], *J2.shape[:2])
 
 
 @pytree

@@ -6,9 +6,12 @@ from ._base import Precision as Precision
 from ._base import Projection as Projection
 from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._block_diagonal import Diagonal as Diagonal
+from ._blocks import Block as Block
 from ._blocks import DenseBlock as DenseBlock
 from ._blocks import DiagonalBlock as DiagonalBlock
 from ._blocks import KroneckerBlock as KroneckerBlock
+from ._by_leaf import ByLeaf as ByLeaf
+from ._by_leaf import LeafBasis as LeafBasis
 from ._coordinates import Group as Group
 from ._coordinates import SparseCoordinates as SparseCoordinates
 from ._dense import DensePrecision as DensePrecision

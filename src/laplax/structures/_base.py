@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from .._engine import vectors
+from .._engine.vectors import Vector
 from ._coordinates import RowCoordinates
 from ._jacobian import Jacobian
 
@@ -22,10 +24,12 @@ ROUND_OFF = 1e-2
 class Precision(abc.ABC):
     """Lambda = c G + T in some structure: the posterior precision and its inverse.
 
-    Vectors are flat, shape (P,) or (P, k). `prior` is T: a scalar or one number per parameter.
+    Vectors are flat, shape (P,) or (P, k), or lists of leaves where `by_leaf` says so. `prior` is
+    T: a scalar or one number per parameter.
     """
 
-    prior: jax.Array
+    prior: Vector
+    by_leaf: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -43,23 +47,23 @@ class Precision(abc.ABC):
         return self.size
 
     @abc.abstractmethod
-    def mv(self, v: jax.Array) -> jax.Array:
+    def mv(self, v: Vector) -> Vector:
         """The precision times vectors: `Lambda v`."""
 
     @abc.abstractmethod
-    def solve(self, v: jax.Array) -> jax.Array:
+    def solve(self, v: Vector) -> Vector:
         """The covariance times vectors: `Lambda^-1 v`."""
 
     @abc.abstractmethod
-    def scale_mv(self, v: jax.Array) -> jax.Array:
+    def scale_mv(self, v: Vector) -> Vector:
         """L v with L L^T = Lambda^-1."""
 
     @abc.abstractmethod
-    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+    def scale_t_mv(self, v: Vector) -> Vector:
         """L^T v: |L^T v|^2 is the variance along v."""
 
     @abc.abstractmethod
-    def variance(self) -> jax.Array:
+    def variance(self) -> Vector:
         """The diagonal of Lambda^-1, shape (P,)."""
 
     @abc.abstractmethod
@@ -86,13 +90,13 @@ class Precision(abc.ABC):
         half = self.scale_t_mv(J.array.reshape(-1, self.size).T)
         return half.T.reshape(*J.shape, -1)
 
-    def prior_energy(self, offset: jax.Array) -> jax.Array:
+    def prior_energy(self, offset: Vector) -> jax.Array:
         """v^T T v for the mean's distance v from the prior's mean."""
-        return jnp.sum(self.prior * jnp.square(offset))
+        return vectors.total(lambda t, v: t * jnp.square(v), self.prior, offset)
 
     def effective_parameters(self) -> jax.Array:
         """P - tr(T Lambda^-1)."""
-        return jnp.sum(1 - self.prior * self.variance())
+        return vectors.total(lambda t, d: 1 - t * d, self.prior, self.variance())
 
     def logdet(self) -> jax.Array:
         """log det Lambda."""

@@ -1,7 +1,7 @@
 """Diagonal and block-diagonal curvature."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -37,18 +37,26 @@ class BlockDiagonal(Eigen):
 
     def times(self, scale: float | jax.Array) -> "BlockDiagonal":
         """The eigenvalues of every block times the scale."""
-        factor = jnp.asarray(scale, self.dtype)
-        blocks = [dataclasses.replace(b, values=factor * b.values) for b in self.blocks]
-        return BlockDiagonal(tuple(blocks), self.groups)
+        return BlockDiagonal(scaled(self.blocks, jnp.asarray(scale, self.dtype)), self.groups)
 
     def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
-        for block, group in self.parts():
-            given = {sources[start] for start, _ in group}
-            if not isinstance(block, DiagonalBlock) and (None in given or len(given) > 1):
-                raise ValueError(
-                    "this curvature keeps blocks that mix the parameters of a layer, so prior_prec "
-                    "must be one number per layer: a number, or a pytree whose entries cover whole "
-                    "layers, such as {'layer_1': 1.0, 'layer_2': 2.0}. For one number per leaf "
-                    "keep biases apart: joint_bias=False."
-                )
+        check_layers(self.parts(), sources)
+
+
+def scaled(blocks: Iterable[Block], factor: jax.Array) -> tuple[Block, ...]:
+    """Blocks whose eigenvalues are multiplied with a factor."""
+    return tuple(dataclasses.replace(b, values=factor * b.values) for b in blocks)
+
+
+def check_layers(parts: Iterable[tuple[Block, Group]], sources: Mapping[int, int | None]) -> None:
+    """Refuse several prior precisions for a block that mixes parameters."""
+    for block, group in parts:
+        given = {sources[start] for start, _ in group}
+        if not isinstance(block, DiagonalBlock) and (None in given or len(given) > 1):
+            raise ValueError(
+                "this curvature keeps blocks that mix the parameters of a layer, so prior_prec "
+                "must be one number per layer: a number, or a pytree whose entries cover whole "
+                "layers, such as {'layer_1': 1.0, 'layer_2': 2.0}. For one number per leaf "
+                "keep biases apart: joint_bias=False."
+            )

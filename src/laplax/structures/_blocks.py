@@ -174,6 +174,11 @@ class KroneckerBlock(Block):
         return RowCoordinates(rotated.T.reshape(rows.shape))
 
 
+def deep_axes(rank: int) -> int:
+    """How many axes at most lie so deep in a subspace that `MIN_RESIDUAL_SHARE` is not outside."""
+    return int(rank / (1 - MIN_RESIDUAL_SHARE)) + 1
+
+
 def outside_of(basis: jax.Array) -> jax.Array:
     """|e_i - U U^T e_i|^2 of every axis, (P,): how much of it lies outside of U.
 
@@ -181,7 +186,7 @@ def outside_of(basis: jax.Array) -> jax.Array:
     the rest itself is formed. As all |u_i|^2 add up to r, no more than about r axes are such.
     """
     inside = jnp.sum(jnp.square(basis), axis=-1)
-    few = min(basis.shape[0], int(basis.shape[1] / (1 - MIN_RESIDUAL_SHARE)) + 1)
+    few = min(basis.shape[0], deep_axes(basis.shape[1]))
 
     def formed() -> jax.Array:
         deep = jax.lax.top_k(inside, few)[1]

@@ -74,11 +74,7 @@ class WholeCoordinates(Coordinates):
         inner = self.matmul(basis)
         if basis.shape[1] == basis.shape[0]:
             return SplitCoordinates(inner, None)
-        whole = self.gram()
-        difference = whole - RowCoordinates(inner).gram()
-        enough = jnp.all(diagonal(difference) >= MIN_RESIDUAL_SHARE * diagonal(whole))
-        outside = jax.lax.cond(enough, lambda: difference, lambda: self.rest(basis, inner))
-        return SplitCoordinates(inner, outside)
+        return split_by(inner, self.gram(), lambda: self.rest(basis, inner))
 
 
 @pytree
@@ -356,6 +352,15 @@ class SplitCoordinates(Coordinates):
     def covariance(self, d: jax.Array) -> jax.Array:
         inside = RowCoordinates(self.rows).covariance(d[: self.rows.shape[-1]])
         return inside if self.outside is None else inside + self.outside * d[-1]
+
+
+def split_by(
+    inner: jax.Array, whole: jax.Array, formed: Callable[[], jax.Array]
+) -> SplitCoordinates:
+    """Z = J U and J J^T: R R^T is their difference, or `formed` where that would be round-off."""
+    difference = whole - RowCoordinates(inner).gram()
+    enough = jnp.all(diagonal(difference) >= MIN_RESIDUAL_SHARE * diagonal(whole))
+    return SplitCoordinates(inner, jax.lax.cond(enough, lambda: difference, formed))
 
 
 def take(v: jax.Array, group: Group) -> jax.Array:

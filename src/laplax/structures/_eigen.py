@@ -2,10 +2,12 @@
 
 import abc
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from .._engine.vectors import Vector
 from .._tree import pytree
 from ._base import LOST, Precision, Projection
 from ._blocks import Block, DiagonalBlock
@@ -15,6 +17,8 @@ from ._jacobian import Jacobian
 
 class Eigenbasis(abc.ABC):
     """An orthogonal basis of the parameters, and eigenvalues: blocks over groups of leaves."""
+
+    by_leaf: ClassVar[bool] = False  # whether vectors are lists of leaves
 
     @abc.abstractmethod
     def parts(self) -> list[tuple[Block, Group]]:
@@ -39,19 +43,19 @@ class Eigenbasis(abc.ABC):
         """The Jacobians in the eigenbasis of every block."""
         return [block.coordinates(J, group) for block, group in self.parts()]
 
-    def apply(self, values: Sequence[jax.Array], v: jax.Array) -> jax.Array:
+    def apply(self, values: Sequence[jax.Array], v: Vector) -> Vector:
         """Q diag(values) Q^T v, block by block."""
         matrix = v[:, None] if v.ndim == 1 else v
         pairs = zip(values, self.parts(), strict=True)
         out = self._put([block.apply(d, take(matrix, group)) for d, (block, group) in pairs])
         return out[:, 0] if v.ndim == 1 else out
 
-    def squares(self, values: Sequence[jax.Array]) -> jax.Array:
+    def squares(self, values: Sequence[jax.Array]) -> Vector:
         """The diagonal of Q diag(values) Q^T."""
         pairs = zip(values, self.parts(), strict=True)
         return self._put([block.squares(d) for d, (block, _) in pairs])
 
-    def block_priors(self, prior: jax.Array) -> list[jax.Array]:
+    def block_priors(self, prior: Vector) -> list[jax.Array]:
         """t of every block: a number, or one per parameter for diagonal blocks."""
         if prior.ndim == 0:
             return [prior for _ in self.parts()]
@@ -60,7 +64,7 @@ class Eigenbasis(abc.ABC):
             for block, group in self.parts()
         ]
 
-    def is_resolved(self, c: jax.Array, prior: jax.Array) -> jax.Array:
+    def is_resolved(self, c: jax.Array, prior: Vector) -> jax.Array:
         """By the round-off of eigenvalues beside what they and the prior add up to."""
         resolved = [
             jnp.all(LOST * jnp.finfo(spread.dtype).eps * c * spread <= c * block.values + t)
@@ -87,11 +91,15 @@ class EigenPrecision(Precision):
 
     structure: Eigenbasis
     c: jax.Array
-    prior: jax.Array
+    prior: Vector
 
     @property
     def size(self) -> int:
         return self.structure.size
+
+    @property
+    def by_leaf(self) -> bool:  # type: ignore[override]
+        return self.structure.by_leaf
 
     @property
     def width(self) -> int:
@@ -103,30 +111,30 @@ class EigenPrecision(Precision):
         blocks = zip(self.structure.spectrum, priors, strict=True)
         return [power(self.c * e + t) for e, t in blocks]
 
-    def mv(self, v: jax.Array) -> jax.Array:
+    def mv(self, v: Vector) -> Vector:
         return self.structure.apply(self._values(jnp.positive), v)
 
-    def solve(self, v: jax.Array) -> jax.Array:
+    def solve(self, v: Vector) -> Vector:
         return self.structure.apply(self._values(jnp.reciprocal), v)
 
-    def scale_mv(self, v: jax.Array) -> jax.Array:
+    def scale_mv(self, v: Vector) -> Vector:
         return self.structure.apply(self._values(jax.lax.rsqrt), v)
 
-    def scale_t_mv(self, v: jax.Array) -> jax.Array:
+    def scale_t_mv(self, v: Vector) -> Vector:
         """The scale is symmetric."""
         return self.scale_mv(v)
 
-    def variance(self) -> jax.Array:
+    def variance(self) -> Vector:
         return self.structure.squares(self._values(jnp.reciprocal))
 
     def covariance(self, J: Jacobian) -> jax.Array:
         """Block by block, from factors where there are some."""
         pairs = zip(self.structure.coordinates(J), self._values(jnp.reciprocal), strict=True)
-        return total(x.covariance(d) for x, d in pairs)
+        return total(x.covariance(d.reshape(-1)) for x, d in pairs)
 
     def marginal(self, J: Jacobian) -> jax.Array:
         pairs = zip(self.structure.coordinates(J), self._values(jnp.reciprocal), strict=True)
-        return total(x.marginal(d) for x, d in pairs)
+        return total(x.marginal(d.reshape(-1)) for x, d in pairs)
 
     def is_resolved(self) -> jax.Array:
         return self.structure.is_resolved(self.c, self.prior)
@@ -137,8 +145,15 @@ class EigenPrecision(Precision):
         blocks = zip(self.structure.spectrum, priors, strict=True)
         return total(jnp.sum(jnp.log1p(self.c * e / t)) for e, t in blocks)
 
+    def prior_logdet(self) -> jax.Array:
+        if not isinstance(self.prior, list):
+            return super().prior_logdet()
+        priors = self.structure.block_priors(self.prior)
+        blocks = zip(self.structure.spectrum, priors, strict=True)
+        return total(jnp.sum(jnp.broadcast_to(jnp.log(t), e.shape)) for e, t in blocks)
+
     @property
-    def scale(self) -> "jax.Array | EigenPrecision":
+    def scale(self) -> "Vector | EigenPrecision":
         """One number per parameter if all blocks are diagonal, else a map."""
         if all(isinstance(block, DiagonalBlock) for block, _ in self.structure.parts()):
             return self.structure.squares(self._values(jax.lax.rsqrt))

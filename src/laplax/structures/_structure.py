@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._engine.linalg import diagonal, eigh
+from .._engine.vectors import Vector
 from .._tree import pytree, static
 from ._base import Precision, Projection, resolves
 from ._blocks import Block, DenseBlock
@@ -24,6 +25,7 @@ class Structure(abc.ABC):
     A new structure needs `size` and `mv`; every other answer has a dense default.
     """
 
+    by_leaf: ClassVar[bool] = False  # whether vectors are lists of leaves, not flat
     own_prior: ClassVar[bool] = False  # whether the prior is inside, and `prior_prec` scales it
 
     # Whether `state["scale"]` is the (P, P) array that "full" promises, however G is kept.
@@ -55,6 +57,10 @@ class Structure(abc.ABC):
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
         return diagonal(self.to_dense())
+
+    def trace(self) -> jax.Array:
+        """The sum of the eigenvalues of G."""
+        return jnp.sum(self.diagonal())
 
     def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
         """Lambda = c G + T."""
@@ -113,14 +119,14 @@ class Eigen(Eigenbasis, Structure):
         """It is in its eigenbasis."""
         return self
 
-    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
+    def precision(self, c: jax.Array, prior: Vector) -> Precision:
         """c e + t, t being the prior of the block."""
         return EigenPrecision(self, c, prior)
 
     def project(self, J: Jacobian) -> EigenProjection:
         """The Jacobians in the eigenbasis, where G is diagonal."""
         coordinates = tuple(x.kept() for x in self.coordinates(J))
-        return EigenProjection(coordinates, tuple(self.spectrum))
+        return EigenProjection(coordinates, tuple(e.reshape(-1) for e in self.spectrum))
 
 
 @pytree
@@ -148,7 +154,7 @@ class LowRank(Eigen):
     def width(self) -> int:
         return self.rank
 
-    def precision(self, c: jax.Array, prior: jax.Array) -> Precision:
+    def precision(self, c: jax.Array, prior: Vector) -> Precision:
         """Elementwise in the basis for T = tau I; by an r x r Cholesky for a general T."""
         if prior.ndim == 0:
             return super().precision(c, prior)
