@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from ._engine import versions
 from ._engine.arrays import is_concrete
-from ._engine.shards import places_of
+from ._engine.shards import Shards, axis_names, places_of
 from ._engine.vectors import Leaves, Vector
 from ._tree import PyTree
 
@@ -130,6 +130,16 @@ class ParamSpace:
         return dataclasses.replace(self, places=places)
 
     @property
+    def shards(self) -> Shards | None:
+        """The devices that divide the parameters."""
+        if self.places is None:
+            return None
+        divided = [place for place in self.places if place is not None and any(place.spec)]
+        names = {name for place in divided for name in axis_names(place)}
+        mesh = divided[0].mesh
+        return Shards(mesh, tuple(name for name in mesh.axis_names if name in names))
+
+    @property
     def by_leaf(self) -> bool:
         """Whether vectors are lists of leaves, because devices divide the parameters."""
         return self.places is not None and self.whole is self
@@ -189,7 +199,9 @@ class ParamSpace:
             return self.unflatten(vector)
         batch = vector[0].shape[: vector[0].ndim - len(self.shapes[min(self.slices)])]
         zeros = [jnp.zeros((*batch, *s), t) for s, t in zip(self.shapes, self.dtypes, strict=True)]
-        return self.merge(jax.tree.unflatten(self.treedef, zeros), self.narrow(vector))
+        return self.merge(
+            jax.tree.unflatten(self.treedef, zeros), self.placed(self.narrow(vector))
+        )
 
     def narrow(self, leaves: Leaves) -> Leaves:
         """Leaves that vary in their own dtypes."""
@@ -197,10 +209,11 @@ class ParamSpace:
 
     def placed(self, leaves: Leaves) -> Leaves:
         """Leaves that vary, divided among the devices as the parameters are."""
-        if self.places is None:
-            return leaves
-        pairs = zip(self.slices, leaves, strict=True)
-        return [versions.constrain(leaf, self.places[i]) for i, leaf in pairs]
+        return [self.placed_leaf(i, leaf) for i, leaf in zip(self.slices, leaves, strict=True)]
+
+    def placed_leaf(self, i: int, leaf: jax.Array) -> jax.Array:
+        """Something like leaf number i, divided as it is."""
+        return leaf if self.places is None else versions.constrain(leaf, self.places[i])
 
     def normal(self, key: jax.Array, by_leaf: bool) -> Vector:
         """Standard normal numbers; those of a leaf are drawn on the devices that hold it."""

@@ -19,6 +19,7 @@ from jax.scipy.linalg import solve_triangular as lapack_solve_triangular
 
 from .arrays import is_concrete
 from .chunks import on_cpu
+from .shards import Shards
 
 HOST_SIDE = 256  # a larger matrix takes longer to decompose than the overhead of NumPy
 HOST_ROWS = 1024  # fewer rows are decomposed in double precision
@@ -142,10 +143,17 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, vectors
 
 
-def eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """`eigh` of every matrix or stack, in one compiled call or, if one is large, on the host."""
+def eigh_all(
+    matrices: list[jax.Array], shards: Shards | None = None
+) -> list[tuple[jax.Array, jax.Array]]:
+    """`eigh` of every matrix or stack, in one compiled call or, if one is large, on the host.
+
+    Where there are several devices, each decomposes its share of the list.
+    """
     if not matrices:
         return []
+    if shards is not None and len(matrices) > 1:
+        return _eigh_spread(matrices, shards)
     large = max(matrix.shape[-1] for matrix in matrices) > HOST_SIDE
     if not (large and on_cpu() and is_concrete(matrices)):
         return _eigh_all(matrices)
@@ -156,6 +164,38 @@ def eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
 @jax.jit
 def _eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
     return [eigh(matrix) for matrix in matrices]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _eigh_spread(matrices: list[jax.Array], shards: Shards) -> list[tuple[jax.Array, jax.Array]]:
+    """Every decomposition is added to the zeros of the other devices: one reduction for all."""
+    owners = _owners([x.size * x.shape[-1] for x in matrices], shards.count)
+    zeros = [(jnp.zeros(x.shape[:-1], x.dtype), jnp.zeros_like(x)) for x in matrices]
+
+    def share(owner: int, matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+        triples = zip(owners, matrices, zeros, strict=True)
+        return [eigh(matrix) if mine == owner else zero for mine, matrix, zero in triples]
+
+    def local(_: tuple[()], matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+        # The branch after the last owner's has nothing to do.
+        branches = [functools.partial(share, owner) for owner in range(max(owners) + 2)]
+        rank = jnp.minimum(jax.lax.axis_index(shards.axes), max(owners) + 1)
+        return jax.lax.psum(jax.lax.switch(rank, branches, matrices), shards.axes)
+
+    decompositions: list[tuple[jax.Array, jax.Array]] = shards.run(
+        local, (), matrices, apart=False
+    )
+    return decompositions
+
+
+def _owners(costs: list[int], count: int) -> list[int]:
+    """Which of `count` devices does which work: the largest first, to whoever has least."""
+    loads = [0] * count
+    owners = [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[i] = loads.index(min(loads))
+        loads[owners[i]] += costs[i]
+    return owners
 
 
 def eigh_on_host(a: Any) -> tuple[np.ndarray, np.ndarray]:

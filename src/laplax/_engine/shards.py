@@ -41,6 +41,15 @@ class Shards:
         places = self.sharding.addressable_devices_indices_map((self.count,))
         return len({place[0].indices(self.count) for place in places.values() if place})
 
+    def shared(self, x: jax.Array) -> jax.Array:
+        """The array, divided along its last axis that the devices divide equally, if there is one."""
+        axes = [i for i, size in enumerate(x.shape) if size and size % self.count == 0]
+        spec = [None] * x.ndim
+        if axes:
+            spec[axes[-1]] = self.axes
+        place = NamedSharding(self.mesh, PartitionSpec(*spec))
+        return jax.lax.with_sharding_constraint(x, place)
+
     def sum(self, fn: Callable[..., PyTree], batch: PyTree, *whole: PyTree) -> PyTree:
         """The sum over all devices of `fn(part, *whole)`, in one reduction."""
 
@@ -73,6 +82,15 @@ class Shards:
             return batch
         place = NamedSharding(self.mesh.abstract_mesh, PartitionSpec(self.axes))
         return jax.tree.map(lambda x: versions.reshard(x, place), batch)
+
+
+def all_devices(*trees: PyTree) -> Shards | None:
+    """The devices of the mesh on which arrays lie, if there are several."""
+    for leaf in jax.tree.leaves(trees):
+        sharding = _sharding_of(leaf)
+        if sharding is not None and sharding.mesh.size > 1:
+            return Shards(sharding.mesh, tuple(sharding.mesh.axis_names))
+    return None
 
 
 def everywhere(tree: PyTree) -> PyTree:
@@ -113,8 +131,12 @@ def axes_in_use(array: object) -> dict[str, AxisType]:
     if sharding is None:
         return {}
     types = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    used = [name for entry in sharding.spec for name in _names(entry)]
-    return {name: types[name] for name in used if sharding.mesh.shape[name] > 1}
+    return {name: types[name] for name in axis_names(sharding) if sharding.mesh.shape[name] > 1}
+
+
+def axis_names(sharding: NamedSharding) -> list[str]:
+    """The axes of the mesh that divide some axis of an array."""
+    return [name for entry in sharding.spec for name in _names(entry)]
 
 
 def places_of(leaves: Sequence[jax.Array]) -> tuple[NamedSharding | None, ...] | None:

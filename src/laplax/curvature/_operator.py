@@ -12,6 +12,7 @@ from .._engine.arrays import is_concrete
 from .._engine.chunks import MEMORY_BUDGET, Chunks, Work, cut
 from .._engine.loops import map_over, sum_over
 from .._engine.memo import WeakInside, kept
+from .._engine.shards import Shards, all_devices
 from .._linearised import tangent
 from .._model import Model
 from .._space import ParamSpace
@@ -165,6 +166,11 @@ class CurvatureOperator:
         count = _known_num_rows if isinstance(curvature, ByValue) else _num_rows
         likelihood = self.local.likelihood.weakly()  # the memo must not hold a user's loss
         return count(self.traced, curvature, likelihood, shapes_of(target))
+
+    @property
+    def devices(self) -> Shards | None:
+        """Where the data or the parameters lie, if that is on several devices."""
+        return all_devices(self.data.peek(), self.local.params)
 
     @property
     def num_examples(self) -> int | None:

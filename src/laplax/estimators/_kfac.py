@@ -1,6 +1,8 @@
 """KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -10,7 +12,9 @@ from .._data import Batch
 from .._engine.chunks import Work
 from .._engine.linalg import eigh_all
 from .._engine.products import batched_matmul, matrix_diagonal, second_moment
+from .._engine.shards import Shards
 from .._enums import check_names
+from .._space import ParamSpace
 from .._tree import leaf_names
 from ..curvature import (
     CurvatureOperator,
@@ -19,9 +23,17 @@ from ..curvature import (
     leaf_diagonal,
     tap_batch,
 )
-from ..structures import BlockDiagonal, DenseBlock, DiagonalBlock, KroneckerBlock, Structure
+from ..structures import (
+    Block,
+    BlockDiagonal,
+    ByLeaf,
+    DenseBlock,
+    DiagonalBlock,
+    KroneckerBlock,
+    Structure,
+)
 from ..taps import Coverage, Layer, Program, find_layers
-from ._base import Diagnostics, Estimator
+from ._base import Diagnostics, Estimator, by_leaf
 
 Sums = dict[str, list[jax.Array]]
 
@@ -91,7 +103,7 @@ class KFAC(BlockEstimator):
     def _layer_blocks(
         self, operator: CurvatureOperator, plan: Plan, sums: Sums
     ) -> list[KroneckerBlock]:
-        return _kronecker_blocks(plan, sums)
+        return _kronecker_blocks(plan, operator, sums)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,7 +189,7 @@ def _factors_of_batch(batch: Batch, local: LocalCurvature, plan: Plan) -> Sums:
     for i in plan.dense:
         rows = tapped.rows(i).reshape(-1, tapped.like(i).size)
         dense.append(rows.T @ rows)
-    diagonal = [leaf_diagonal(tapped, i) for i in plan.diagonal]
+    diagonal = [local.space.placed_leaf(i, leaf_diagonal(tapped, i)) for i in plan.diagonal]
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -231,8 +243,10 @@ def _moments_of_batch(
     return moments
 
 
-def _kronecker_blocks(plan: Plan, sums: Sums) -> list[KroneckerBlock]:
-    pairs = eigh_all([*sums["inputs"], *sums["outputs"]])
+def _kronecker_blocks(
+    plan: Plan, operator: CurvatureOperator, sums: Sums
+) -> list[KroneckerBlock]:
+    pairs = eigh_all([*sums["inputs"], *sums["outputs"]], operator.devices)
     of_inputs = pairs[: len(plan.layers)]
     of_outputs = pairs[len(plan.layers) :]
     products = _eigenvalues_of_products(
@@ -259,16 +273,36 @@ def _eigenvalues_of_products(
 
 def _assemble(
     plan: Plan, operator: CurvatureOperator, blocks: list[KroneckerBlock], sums: Sums
-) -> BlockDiagonal:
+) -> Structure:
     slices = operator.space.slices
     leaves = [layer.leaves for layer in plan.layers]
     leaves += [(i,) for i in (*plan.dense, *plan.diagonal)]
-    dense = [
-        DenseBlock(jnp.maximum(values, 0), vectors) for values, vectors in eigh_all(sums["dense"])
-    ]
+    pairs = eigh_all(sums["dense"], operator.devices)
+    dense = [DenseBlock(jnp.maximum(values, 0), vectors) for values, vectors in pairs]
+    if operator.space.by_leaf:
+        diagonal = [DiagonalBlock(values) for values in sums["diagonal"]]
+        return _divided(operator.space, [*blocks, *dense], diagonal, leaves)
     diagonal = [DiagonalBlock(values.reshape(-1)) for values in sums["diagonal"]]
     groups = tuple(tuple(slices[i] for i in own) for own in leaves)
     return BlockDiagonal((*blocks, *dense, *diagonal), groups)
+
+
+def _divided(
+    space: ParamSpace,
+    mixing: Sequence[Block],
+    diagonal: Sequence[Block],
+    leaves: Sequence[tuple[int, ...]],
+) -> ByLeaf:
+    """Blocks over leaves that devices divide, who share the bases, too."""
+    places = {leaf: place for place, leaf in enumerate(space.slices)}
+    own = [tuple(places[i] for i in group) for group in leaves]
+    shared = _shared(list(mixing), space.shards)
+    return by_leaf(space, [*shared, *diagonal], own)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _shared(blocks: list[Block], shards: Shards) -> list[Block]:
+    return jax.tree.map(shards.shared, blocks)
 
 
 def _coverage(program: Program, plan: Plan, layer_kind: str) -> Coverage:
