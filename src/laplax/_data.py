@@ -17,6 +17,7 @@ from ._arguments import warn
 from ._engine import versions
 from ._engine.arrays import all_finite, is_concrete, owned
 from ._enums import check_names
+from ._engine.shards import on_automatic_axes
 from ._fingerprint import Fingerprint, fingerprint
 from ._tree import PyTree, is_floating, leaf_names, one_of, pytree
 
@@ -78,6 +79,11 @@ class Batch:
         """All of it; of a `Loader` it is the first batch."""
         return self
 
+    def on_automatic_axes(self) -> "Batch":
+        """The same examples on automatic axes of a mesh: parameters lie there."""
+        batch: Batch = on_automatic_axes(self)
+        return batch
+
     def example(self) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of one input and one target."""
         return one_of(self.input), one_of(self.target)
@@ -108,7 +114,13 @@ class Loader:
         self._first: Batch | None = None
         self._ahead: Iterable[RawBatch] | None = None  # a pass that `peek` began, for the next one
         self._warned = False
+        self._place: Callable[[Batch], Batch] = lambda batch: batch
         self.one_form = False  # whether the inputs of all batches must have one shape and dtype
+
+    def on_automatic_axes(self) -> "Loader":
+        """This loader, its batches on automatic axes of a mesh: parameters lie there."""
+        self._place = on_automatic_axes
+        return self
 
     @property
     def num_counted(self) -> int | jax.Array:
@@ -126,7 +138,7 @@ class Loader:
             except StopIteration:
                 spent = " (a spent iterator gives none: pass a new one)" * self.one_shot
                 raise ValueError(f"the data loader is empty: it gave no batch{spent}") from None
-            self._first = as_batch(raw)
+            self._first = self._place(as_batch(raw))
             self._ahead = itertools.chain([raw], iterator)
         return self._first
 
@@ -148,7 +160,7 @@ class Loader:
         counted: int | jax.Array = 0
         given: list[Fingerprint | None] = []
         for number, raw in enumerate(self._bar(), 1):
-            batch = as_batch(raw, start=seen)
+            batch = self._place(as_batch(raw, start=seen))
             if self._num_examples is None:
                 self._check(batch, number)
             seen += batch.num_examples

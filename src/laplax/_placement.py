@@ -25,12 +25,12 @@ def check_placement(params: PyTree, batch: Batch) -> None:
                     f"{leaf_names(params)[i]!r} of params. Give the parameters an axis of their "
                     "own, as in jax.make_mesh((2, 4), ('data', 'model')), or replicate them"
                 )
-            if kind is AxisType.Explicit:
+            if kind is AxisType.Explicit:  # in a trace: elsewhere they are on automatic axes now
                 raise ValueError(
                     f"the leaf {leaf_names(params)[i]!r} of params is divided along the explicit "
-                    f"axis {axis!r}, as jax.make_mesh makes it by default. Make the mesh with "
-                    "automatic axes: jax.make_mesh(shape, names, axis_types="
-                    "(jax.sharding.AxisType.Auto,) * len(names)); data may lie on explicit axes"
+                    f"axis {axis!r}, inside a traced function. Call laplax outside of jax.jit, or "
+                    "make the mesh with automatic axes: jax.make_mesh(shape, names, axis_types="
+                    "(jax.sharding.AxisType.Auto,) * len(names))"
                 )
     if shards is not None and jax.process_count() > 1 and is_concrete(params):
         _check_equal(params)

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from ._engine import versions
 from ._engine.arrays import is_concrete
-from ._engine.shards import Shards, axis_names, places_of
+from ._engine.shards import Shards, axis_names, on_automatic_axes, places_of
 from ._engine.vectors import Leaves, Vector
 from ._tree import PyTree
 
@@ -269,6 +269,7 @@ class ParamSpace:
 
     def read(self, vector: PyTree, by_leaf: bool) -> Vector:
         """What users write, a pytree or a flat vector, as a vector."""
+        vector = on_automatic_axes(vector) if by_leaf else vector
         if self.is_flat(vector):
             flat = jnp.asarray(vector).astype(self.dtype)
             return self.pieces(flat) if by_leaf else flat

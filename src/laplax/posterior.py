@@ -13,7 +13,7 @@ from ._arguments import check_key, warn, whole_number
 from ._data import Form
 from ._engine.arrays import is_concrete
 from ._engine.memo import WeakInside
-from ._engine.shards import axes_in_use
+from ._engine.shards import axes_in_use, on_automatic_axes
 from ._engine import vectors
 from ._engine.products import one_by_one
 from ._engine.vectors import Vector
@@ -371,7 +371,7 @@ def _distance(a: jax.Array, b: jax.Array) -> float:
     if a is b:
         return 0.0
     if axes_in_use(a) or axes_in_use(b):
-        return float(jnp.max(jnp.abs(a - b), initial=0))
+        return float(jnp.max(jnp.abs(on_automatic_axes(a) - on_automatic_axes(b)), initial=0))
     if np.array_equal(a, b):
         return 0.0
     return float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)), initial=0))

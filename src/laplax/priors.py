@@ -10,6 +10,7 @@ import numpy as np
 
 from ._engine.arrays import is_concrete, owned
 from ._enums import check_names
+from ._engine.shards import on_automatic_axes
 from ._engine.vectors import Vector, parts
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
@@ -123,7 +124,7 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str, by_leaf: bool) -> V
         ) from None
     arrays = []
     for leaf, shape, path in zip(full, space.shapes, leaf_names(template), strict=True):
-        array = owned(leaf).astype(space.dtype)
+        array = owned(on_automatic_axes(leaf) if by_leaf else leaf).astype(space.dtype)
         if array.shape not in ((), shape):
             raise ValueError(
                 f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "

@@ -39,6 +39,11 @@ def owned(x: ArrayLike) -> jax.Array:
     return x if isinstance(x, jax.Array) else jax.device_put(np.array(x))
 
 
+def _is_here(x: jax.Array) -> bool:
+    """Whether NumPy can read an array in place."""
+    return x.devices() <= cpus() and x.is_fully_replicated
+
+
 def all_finite(tree: PyTree) -> bool:
     """Whether every floating-point number of a pytree is finite.
 
@@ -46,7 +51,7 @@ def all_finite(tree: PyTree) -> bool:
     """
     floating = [x for x in jax.tree.leaves(tree) if is_floating(x.dtype)]
     leaves = [x for x in floating if _KNOWN_FINITE.get(id(x)) is not x]
-    if all(isinstance(x, np.ndarray) or x.devices() <= cpus() for x in leaves):
+    if all(isinstance(x, np.ndarray) or _is_here(x) for x in leaves):
         finite = all(bool(np.isfinite(np.asarray(x)).all()) for x in leaves)  # compiles nothing
     else:
         finite = bool(_all_finite(leaves))

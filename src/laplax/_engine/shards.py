@@ -139,9 +139,32 @@ def axis_names(sharding: NamedSharding) -> list[str]:
     return [name for entry in sharding.spec for name in _names(entry)]
 
 
+def is_divided(params: PyTree) -> bool:
+    """Whether devices divide one of these arrays."""
+    return any(axes_in_use(leaf) for leaf in jax.tree.leaves(params))
+
+
+def on_automatic_axes(tree: PyTree) -> PyTree:
+    """Arrays on explicit axes of a mesh, on automatic axes of the same devices.
+
+    How a model's equations divide their results is left to the compiler; nothing is moved.
+    """
+    return jax.tree.map(_on_automatic_axes, tree)
+
+
+def _on_automatic_axes(x: Any) -> Any:
+    sharding = None if isinstance(x, jax.core.Tracer) else _sharding_of(x)
+    if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    mesh = sharding.mesh
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    automatic = Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return jax.device_put(x, NamedSharding(automatic, sharding.spec))
+
+
 def places_of(leaves: Sequence[jax.Array]) -> tuple[NamedSharding | None, ...] | None:
     """Where each array lies, one entry for each of its axes; None if no array is divided."""
-    if not any(axes_in_use(leaf) for leaf in leaves):
+    if not is_divided(leaves):
         return None
     return tuple(_full(_sharding_of(leaf), leaf.ndim) for leaf in leaves)
 
