@@ -16,8 +16,8 @@ from tqdm import tqdm
 from ._arguments import warn
 from ._engine import versions
 from ._engine.arrays import all_finite, is_concrete, owned
-from ._enums import check_names
 from ._engine.shards import on_automatic_axes
+from ._enums import check_names
 from ._fingerprint import Fingerprint, fingerprint
 from ._tree import PyTree, is_floating, leaf_names, one_of, pytree
 

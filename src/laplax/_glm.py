@@ -186,9 +186,7 @@ class Objective:
 
     def direction(self, state: State) -> jax.Array:
         """The Newton step, more exact the nearer the mode is."""
-        precondition = functools.partial(
-            _preconditioned, self.preconditioner, self.fitted.space
-        )
+        precondition = functools.partial(_preconditioned, self.preconditioner, self.fitted.space)
         return _solve(self.product_at(state.params), precondition, -state.slope)
 
 

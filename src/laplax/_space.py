@@ -199,9 +199,7 @@ class ParamSpace:
             return self.unflatten(vector)
         batch = vector[0].shape[: vector[0].ndim - len(self.shapes[min(self.slices)])]
         zeros = [jnp.zeros((*batch, *s), t) for s, t in zip(self.shapes, self.dtypes, strict=True)]
-        return self.merge(
-            jax.tree.unflatten(self.treedef, zeros), self.placed(self.narrow(vector))
-        )
+        return self.merge(jax.tree.unflatten(self.treedef, zeros), self.placed(self.narrow(vector)))
 
     def narrow(self, leaves: Leaves) -> Leaves:
         """Leaves that vary in their own dtypes."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from ._arguments import check_key, warn, whole_number
 from ._data import Form
+from ._engine import vectors
 from ._engine.arrays import is_concrete
 from ._engine.memo import WeakInside
-from ._engine.shards import axes_in_use, on_automatic_axes
-from ._engine import vectors
 from ._engine.products import one_by_one
+from ._engine.shards import axes_in_use, on_automatic_axes
 from ._engine.vectors import Vector
 from ._fingerprint import Fingerprint
 from ._model import Model, check_signature

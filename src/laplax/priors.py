@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._engine.arrays import is_concrete, owned
-from ._enums import check_names
 from ._engine.shards import on_automatic_axes
 from ._engine.vectors import Vector, parts
+from ._enums import check_names
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
 from .likelihoods import Likelihood

@@ -66,7 +66,7 @@ def krylov_by_leaf(
 ) -> Krylov:
     """The same for leaves that devices divide, each of whose parts stays where it is."""
     rows, *tridiagonal = tridiagonalise_leaves(product, key, steps, space, progress)
-    return Krylov(functools.partial(combine_leaves, rows, space), *tridiagonal)
+    return Krylov(functools.partial(combine_leaves, rows), *tridiagonal)
 
 
 # Every operation outside of a compiled function is compiled on its own, at the first call.

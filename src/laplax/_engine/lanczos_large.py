@@ -16,6 +16,7 @@ import numpy as np
 
 from .._data import progress_bar
 from .._space import ParamSpace
+from .vectors import dot
 
 GROUP = 4  # rows that share a reading of the vector; one program for every number up to it
 CHUNK = 2**16  # entries of all rows that are combined at once
@@ -102,17 +103,14 @@ def combine_rows(
     return out, jnp.where(kept, values, 0)
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@jax.jit
 def combine_leaves(
-    rows: list[Row], space: ParamSpace, weights: jax.Array, values: jax.Array, kept: jax.Array
+    rows: list[Row], weights: jax.Array, values: jax.Array, kept: jax.Array
 ) -> tuple[Row, jax.Array]:
     """As `combine_rows`, leaf by leaf: (*leaf shape, r) each."""
-    columns = [
-        jnp.tensordot(jnp.concatenate(parts), weights, axes=(0, 0))
-        for parts in zip(*rows, strict=True)
-    ]
-    turned = space.placed([jnp.moveaxis(x, -1, 0) for x in columns])
-    return [jnp.moveaxis(x, 0, -1) for x in turned], jnp.where(kept, values, 0)
+    parts = [jnp.concatenate(column) for column in zip(*rows, strict=True)]
+    basis = [jnp.tensordot(part, weights, axes=(0, 0)) for part in parts]
+    return basis, jnp.where(kept, values, 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -145,8 +143,7 @@ def _norm(w: Row) -> Any:
 
 @jax.jit
 def _inner(v: Row, w: Row) -> jax.Array:
-    parts = [jnp.vdot(a, b) for a, b in zip(v, w, strict=True)]
-    return sum(parts[1:], parts[0])
+    return dot(v, w)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

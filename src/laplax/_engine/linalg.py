@@ -170,9 +170,9 @@ def _eigh_all(matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
 def _eigh_spread(matrices: list[jax.Array], shards: Shards) -> list[tuple[jax.Array, jax.Array]]:
     """Every decomposition is added to the zeros of the other devices: one reduction for all."""
     owners = _owners([x.size * x.shape[-1] for x in matrices], shards.count)
-    zeros = [(jnp.zeros(x.shape[:-1], x.dtype), jnp.zeros_like(x)) for x in matrices]
 
     def share(owner: int, matrices: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+        zeros = [(jnp.zeros_like(x[..., 0]), jnp.zeros_like(x)) for x in matrices]
         triples = zip(owners, matrices, zeros, strict=True)
         return [eigh(matrix) if mine == owner else zero for mine, matrix, zero in triples]
 
@@ -182,9 +182,7 @@ def _eigh_spread(matrices: list[jax.Array], shards: Shards) -> list[tuple[jax.Ar
         rank = jnp.minimum(jax.lax.axis_index(shards.axes), max(owners) + 1)
         return jax.lax.psum(jax.lax.switch(rank, branches, matrices), shards.axes)
 
-    decompositions: list[tuple[jax.Array, jax.Array]] = shards.run(
-        local, (), matrices, apart=False
-    )
+    decompositions: list[tuple[jax.Array, jax.Array]] = shards.run(local, (), matrices, apart=False)
     return decompositions
 
 

@@ -44,7 +44,7 @@ class Shards:
     def shared(self, x: jax.Array) -> jax.Array:
         """The array, divided along its last axis that the devices divide equally, if there is one."""
         axes = [i for i, size in enumerate(x.shape) if size and size % self.count == 0]
-        spec = [None] * x.ndim
+        spec: list[tuple[str, ...] | None] = [None] * x.ndim
         if axes:
             spec[axes[-1]] = self.axes
         place = NamedSharding(self.mesh, PartitionSpec(*spec))

@@ -35,5 +35,7 @@ def total(fn: Callable[..., jax.Array], *vectors: Vector) -> jax.Array:
 
 def dot(u: Vector, v: Vector) -> jax.Array:
     """u^T v."""
-    first, *others = [jnp.vdot(a, b) for a, b in zip(parts(u), parts(v), strict=True)]
+    # Not by `vdot`, which makes each of them flat.
+    pairs = zip(parts(u), parts(v), strict=True)
+    first, *others = [jnp.tensordot(a, b, axes=a.ndim) for a, b in pairs]
     return sum(others, first)

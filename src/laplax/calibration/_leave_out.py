@@ -101,9 +101,7 @@ def leave_out(
     return LeftOut(output.reshape(moved.shape) + moved + scale * pull, without)
 
 
-def _push(
-    posterior_fn: PosteriorFamily, input: PyTree, count: int, direction: Vector
-) -> jax.Array:
+def _push(posterior_fn: PosteriorFamily, input: PyTree, count: int, direction: Vector) -> jax.Array:
     """J times a direction in the weights, for every input."""
     example = jax.tree.map(lambda x: x[0], input)
     shapes = traced(posterior_fn.fitted_model, posterior_fn.mean, example)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._engine.memo import WeakInside, model_jit

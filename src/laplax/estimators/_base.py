@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -36,7 +37,12 @@ def by_leaf(
     """Blocks over leaves that devices divide; by default one for each leaf that varies."""
     shapes = tuple(space.shapes[i] for i in space.slices)
     own = [(i,) for i in range(len(shapes))] if leaves is None else leaves
-    return ByLeaf(tuple(blocks), tuple(own), shapes)
+    return _placed(ByLeaf(tuple(blocks), tuple(own), shapes), space)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _placed(structure: ByLeaf, space: ParamSpace) -> ByLeaf:
+    return structure.placed(space)
 
 
 def settle_negative(values: jax.Array, operator: CurvatureOperator) -> jax.Array:

@@ -1,7 +1,6 @@
 """KFAC, EKFAC and exact block-diagonal curvature, from taps, for any JAX function."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,7 +11,6 @@ from .._data import Batch
 from .._engine.chunks import Work
 from .._engine.linalg import eigh_all
 from .._engine.products import batched_matmul, matrix_diagonal, second_moment
-from .._engine.shards import Shards
 from .._enums import check_names
 from .._space import ParamSpace
 from .._tree import leaf_names
@@ -243,9 +241,7 @@ def _moments_of_batch(
     return moments
 
 
-def _kronecker_blocks(
-    plan: Plan, operator: CurvatureOperator, sums: Sums
-) -> list[KroneckerBlock]:
+def _kronecker_blocks(plan: Plan, operator: CurvatureOperator, sums: Sums) -> list[KroneckerBlock]:
     pairs = eigh_all([*sums["inputs"], *sums["outputs"]], operator.devices)
     of_inputs = pairs[: len(plan.layers)]
     of_outputs = pairs[len(plan.layers) :]
@@ -281,28 +277,19 @@ def _assemble(
     dense = [DenseBlock(jnp.maximum(values, 0), vectors) for values, vectors in pairs]
     if operator.space.by_leaf:
         diagonal = [DiagonalBlock(values) for values in sums["diagonal"]]
-        return _divided(operator.space, [*blocks, *dense], diagonal, leaves)
+        return _divided(operator.space, [*blocks, *dense, *diagonal], leaves)
     diagonal = [DiagonalBlock(values.reshape(-1)) for values in sums["diagonal"]]
     groups = tuple(tuple(slices[i] for i in own) for own in leaves)
     return BlockDiagonal((*blocks, *dense, *diagonal), groups)
 
 
 def _divided(
-    space: ParamSpace,
-    mixing: Sequence[Block],
-    diagonal: Sequence[Block],
-    leaves: Sequence[tuple[int, ...]],
+    space: ParamSpace, blocks: Sequence[Block], leaves: Sequence[tuple[int, ...]]
 ) -> ByLeaf:
-    """Blocks over leaves that devices divide, who share the bases, too."""
+    """Blocks over leaves that devices divide."""
     places = {leaf: place for place, leaf in enumerate(space.slices)}
     own = [tuple(places[i] for i in group) for group in leaves]
-    shared = _shared(list(mixing), space.shards)
-    return by_leaf(space, [*shared, *diagonal], own)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _shared(blocks: list[Block], shards: Shards) -> list[Block]:
-    return jax.tree.map(shards.shared, blocks)
+    return by_leaf(space, blocks, own)
 
 
 def _coverage(program: Program, plan: Plan, layer_kind: str) -> Coverage:

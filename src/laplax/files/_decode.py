@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._model import Model
+from .._space import ParamSpace
 from ..calibration import Calibrated
 from ..likelihoods import LIKELIHOODS, Gaussian, Likelihood, as_likelihood
 from ._classes import CLASSES, ENUMS
@@ -51,7 +52,8 @@ class Decoder:
         name, codes = content
         if name not in CLASSES:
             raise FileError(f"the class {str(name)[:80]!r} is not one of the library's")
-        return CLASSES[name](**{field: self.decode(code) for field, code in codes.items()})
+        value = CLASSES[name](**{field: self.decode(code) for field, code in codes.items()})
+        return value.at(self.params) if isinstance(value, ParamSpace) else value
 
     def _model(self, vmap_over_data: bool) -> Model:
         if self.model_fn is None:

@@ -22,6 +22,7 @@ from ._classes import NAMES
 
 PARAMS_FIELD = "mean"  # of a posterior: the parameters
 DRAWN_FIELD = "ensemble"  # of a predictive: drawn again from its key, it is many times the rest
+PLACES_FIELD = "places"  # of a space: the reader's parameters lie on devices of their own
 PARAMS = "params"
 Code = Any  # what JSON can hold
 
@@ -72,7 +73,8 @@ class Encoder:
 
     def _fields(self, value: Any, where: str) -> dict[str, Code]:
         fields = [field for field in dataclasses.fields(value) if field.init]
-        names = [field.name for field in fields if field.name != DRAWN_FIELD]
+        left_out = (DRAWN_FIELD, PLACES_FIELD)
+        names = [field.name for field in fields if field.name not in left_out]
         return {
             name: {PARAMS: None}
             if name == PARAMS_FIELD

@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from .._chain import PosteriorFn, SetProbPredictive, check_posterior_fn
 from .._data import Form
+from .._engine.shards import is_divided, on_automatic_axes
 from .._model import Model, check_signature
 from .._problem import check_params
 from .._same import every, gives, is_part, sample_outputs
@@ -21,6 +22,7 @@ from .._tree import PyTree
 from .._version import __version__
 from ..likelihoods import Likelihood, as_likelihood
 from ..pushforward import ProbPredictive, draw_ensemble
+from ..structures import ByLeaf
 from ._decode import Decoder
 from ._encode import PARAMS, Encoder
 from ._parameters import check_record, record_of
@@ -121,7 +123,8 @@ def load(
         path: The file.
         model_fn: The model of the fit. A function with other outputs is refused.
         params: The parameters of the fit; other shapes, dtypes or values are refused. None takes
-            those in the file.
+            those in the file. Parameters that the devices of a mesh divide place the posterior:
+            each of its leaves is divided as its parameter is, on whichever mesh it was fitted.
         loss_fn: The loss function of the fit, if it was one of your own.
 
     Returns:
@@ -147,11 +150,12 @@ def _load(
     if params is None:
         params = _decode_params(arrays, document)
     params = check_params(params)
+    params = on_automatic_axes(params) if is_divided(params) else params
     likelihood = None if loss_fn is None else as_likelihood(loss_fn)
     decoder = Decoder(arrays, params, model_fn, likelihood)
     with _blaming_the_file():
         check_record(params, document["params"])
-        loaded = decoder.decode(document["object"])
+        loaded = _placed(decoder.decode(document["object"]))
         data = decoder.decode(document["data"])
         parts = _parts(loaded)
         _check_size(parts)
@@ -162,6 +166,18 @@ def _load(
         return loaded
     ensemble = draw_ensemble(loaded.posterior, loaded.recipe, loaded.memory_budget, loaded.key)
     return dataclasses.replace(loaded, ensemble=ensemble)
+
+
+def _placed(loaded: Any) -> Any:
+    """The same object, its structure divided among devices as the reader's parameters are."""
+    if _is_pair(loaded):
+        return loaded[0], _placed(loaded[1])
+    space = _parts(loaded).space
+
+    def place(part: Any) -> Any:
+        return part.placed(space) if isinstance(part, ByLeaf) else part
+
+    return jax.tree.map(place, loaded, is_leaf=lambda part: isinstance(part, ByLeaf))
 
 
 def _document(text: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._engine.vectors import Leaves, Vector
+from .._space import ParamSpace
 from .._tree import pytree, static
 from ._base import resolves
 from ._block_diagonal import check_layers, scaled
@@ -99,8 +100,7 @@ class LeafBasis(Block):
     def coordinates(self, J: Jacobian, group: Group) -> Coordinates:
         """J U, and J J^T without it; the difference itself where it would be round-off."""
         parts = [J.coordinates((leaf,)) for leaf in group]
-        flat = [u.reshape(-1, u.shape[-1]) for u in self.vectors]
-        pairs = list(zip(parts, flat, strict=True))
+        pairs = list(zip(parts, self.vectors, strict=True))
         inner = total(x.matmul(u) for x, u in pairs)
         if self.is_complete:
             return SplitCoordinates(inner, None)
@@ -123,6 +123,15 @@ class ByLeaf(Eigen):
         slices = list(zip(starts, sizes, strict=False))
         groups = [tuple(slices[i] for i in own) for own in self.leaves]
         return list(zip(self.blocks, groups, strict=True))
+
+    def placed(self, space: ParamSpace) -> "ByLeaf":
+        """The same numbers, divided among the devices as the parameters of the space are."""
+        if space.shards is None:
+            return self
+        numbers = list(space.slices)
+        pairs = zip(self.blocks, self.leaves, strict=True)
+        blocks = [_placed(block, space, [numbers[i] for i in own]) for block, own in pairs]
+        return ByLeaf(tuple(blocks), self.leaves, self.shapes)
 
     @property
     def width(self) -> int:
@@ -204,6 +213,17 @@ class ByLeaf(Eigen):
                 "'kfac', or parameters that are whole on every device"
             )
         check_layers(self.parts(), sources)
+
+
+def _placed(block: Block, space: ParamSpace, numbers: list[int]) -> Block:
+    if isinstance(block, DiagonalBlock):
+        return DiagonalBlock(space.placed_leaf(numbers[0], block.values))
+    if isinstance(block, LeafBasis):
+        pairs = zip(numbers, block.vectors, strict=True)
+        turned = [space.placed_leaf(i, jnp.moveaxis(u, -1, 0)) for i, u in pairs]
+        return LeafBasis(block.values, tuple(jnp.moveaxis(u, 0, -1) for u in turned))
+    assert space.shards is not None
+    return jax.tree.map(space.shards.shared, block)
 
 
 def _apply(block: Block, d: jax.Array, leaves: Leaves) -> Leaves:

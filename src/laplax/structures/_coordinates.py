@@ -48,7 +48,10 @@ class Coordinates(abc.ABC):
 
 
 class WholeCoordinates(Coordinates):
-    """Coordinates in a complete basis: they hold all of J, which can be multiplied further."""
+    """Coordinates in a complete basis: they hold all of J, which can be multiplied further.
+
+    Of one leaf, d and the columns of matrices may have its shape: a part of it stays in its place.
+    """
 
     def kept(self) -> "WholeCoordinates":
         return self
@@ -85,22 +88,22 @@ class RowCoordinates(WholeCoordinates):
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times d. For a whole grid of d this is one GEMM."""
-        return jnp.square(self.rows) @ d
+        return jnp.square(self.rows) @ d.reshape(-1)
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of d."""
-        return RowCoordinates(self.rows * jnp.sqrt(d)[None, None]).gram()
+        return RowCoordinates(self.rows * jnp.sqrt(d.reshape(-1))[None, None]).gram()
 
     def gram(self) -> jax.Array:
         """One GEMM for every example."""
         return jnp.einsum("ncp,ndp->ncd", self.rows, self.rows)
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
-        return self.rows @ matrix
+        return self.rows @ flat_columns(matrix)
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """The rows are there already."""
-        return RowCoordinates(self.rows - inner @ basis.T).gram()
+        return RowCoordinates(self.rows - inner @ flat_columns(basis).T).gram()
 
 
 @pytree
@@ -160,7 +163,7 @@ class OuterCoordinates(FactorCoordinates):
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """C times fewer operations than with rows: first a, or first a g that all share."""
-        columns = jax.vmap(self._matrix, in_axes=1, out_axes=3)(matrix)
+        columns = jax.vmap(self._matrix, in_axes=-1, out_axes=3)(matrix)
         if self.shared:
             weighed = jnp.einsum("cbo,bior->bicr", self.g[0], columns)
             return jnp.einsum("nbi,bicr->ncr", self.a, weighed)
@@ -171,18 +174,18 @@ class OuterCoordinates(FactorCoordinates):
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """A few examples' rows at a time."""
-        rows_of_basis = jax.vmap(self._matrix, in_axes=1)(basis).reshape(basis.shape[1], -1)
+        rows_of_basis = jax.vmap(self._matrix, in_axes=-1)(basis)  # (R, B, I, O)
 
         def one(of_example: tuple[tuple[jax.Array, ...], jax.Array]) -> jax.Array:
             factors, z = of_example
             a, g = self._both(factors)
             # Not an einsum, which would turn it twice.
             rows = a[None, :, :, None] * g[:, :, None]  # (C, B, I, O)
-            rest = rows.reshape(z.shape[0], -1) - z @ rows_of_basis
-            return rest @ rest.T
+            rest = rows - jnp.tensordot(z, rows_of_basis, axes=1)
+            return jnp.tensordot(rest, rest, axes=((1, 2, 3), (1, 2, 3)))
 
         examples = (self._factors(), inner)
-        return few_examples(one, examples, entries=inner.shape[1] * basis.shape[0])
+        return few_examples(one, examples, entries=inner.shape[1] * rows_of_basis[0].size)
 
     def join(self, others: Sequence[Self]) -> Coordinates:
         """More examples; a shared g stays one."""
@@ -244,8 +247,7 @@ class PositionCoordinates(FactorCoordinates):
 
     def _columns(self, matrix: jax.Array) -> jax.Array:
         """(size, R) in the order of (B, I, O)."""
-        turned = jax.vmap(self._matrix, in_axes=1, out_axes=3)(matrix)
-        return turned.reshape(matrix.shape)
+        return flat_columns(jax.vmap(self._matrix, in_axes=-1, out_axes=3)(matrix))
 
     def summed(self) -> jax.Array:
         """Rows of all examples, (n, C, B, I, O)."""
@@ -277,11 +279,11 @@ class SparseCoordinates(WholeCoordinates):
 
     def marginal(self, d: jax.Array) -> jax.Array:
         """Squares times what d is there."""
-        return jnp.einsum("ncs,ns->nc", jnp.square(self.rows), self._own(d))
+        return jnp.einsum("ncs,ns->nc", jnp.square(self.rows), self._own(d.reshape(-1)))
 
     def covariance(self, d: jax.Array) -> jax.Array:
         """Both sides through the root of d."""
-        return RowCoordinates(self.rows * jnp.sqrt(self._own(d))[:, None]).gram()
+        return RowCoordinates(self.rows * jnp.sqrt(self._own(d.reshape(-1)))[:, None]).gram()
 
     def gram(self) -> jax.Array:
         """No column comes twice."""
@@ -289,14 +291,14 @@ class SparseCoordinates(WholeCoordinates):
 
     def matmul(self, matrix: jax.Array) -> jax.Array:
         """With the rows of M that an example needs."""
-        return jnp.einsum("ncs,nsr->ncr", self.rows, self._own(matrix))
+        return jnp.einsum("ncs,nsr->ncr", self.rows, self._own(flat_columns(matrix)))
 
     def rest(self, basis: jax.Array, inner: jax.Array) -> jax.Array:
         """One example's rows at a time."""
 
         def one(of_example: tuple[jax.Array, ...]) -> jax.Array:
             own, index, z = of_example
-            rows = (-z @ basis.T).at[:, index].add(own, mode="drop")
+            rows = (-z @ flat_columns(basis).T).at[:, index].add(own, mode="drop")
             return rows @ rows.T
 
         return jax.lax.map(one, (self.rows, self.index, inner))
@@ -352,6 +354,11 @@ class SplitCoordinates(Coordinates):
     def covariance(self, d: jax.Array) -> jax.Array:
         inside = RowCoordinates(self.rows).covariance(d[: self.rows.shape[-1]])
         return inside if self.outside is None else inside + self.outside * d[-1]
+
+
+def flat_columns(matrix: jax.Array) -> jax.Array:
+    """Columns in the shape of a leaf (*shape, R) as (size, R)."""
+    return matrix.reshape(-1, matrix.shape[-1])
 
 
 def split_by(

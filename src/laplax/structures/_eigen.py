@@ -130,11 +130,11 @@ class EigenPrecision(Precision):
     def covariance(self, J: Jacobian) -> jax.Array:
         """Block by block, from factors where there are some."""
         pairs = zip(self.structure.coordinates(J), self._values(jnp.reciprocal), strict=True)
-        return total(x.covariance(d.reshape(-1)) for x, d in pairs)
+        return total(x.covariance(d) for x, d in pairs)
 
     def marginal(self, J: Jacobian) -> jax.Array:
         pairs = zip(self.structure.coordinates(J), self._values(jnp.reciprocal), strict=True)
-        return total(x.marginal(d.reshape(-1)) for x, d in pairs)
+        return total(x.marginal(d) for x, d in pairs)
 
     def is_resolved(self) -> jax.Array:
         return self.structure.is_resolved(self.c, self.prior)

@@ -37,7 +37,7 @@ class Structure(abc.ABC):
         """The number of parameters, P."""
 
     @abc.abstractmethod
-    def mv(self, v: jax.Array) -> jax.Array:
+    def mv(self, v: Vector) -> Vector:
         """G v, for v of shape (P,) or (P, k)."""
 
     @property
@@ -52,7 +52,8 @@ class Structure(abc.ABC):
 
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
-        return self.mv(jnp.eye(self.size, dtype=self.dtype))
+        dense: jax.Array = self.mv(jnp.eye(self.size, dtype=self.dtype))
+        return dense
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -109,11 +110,12 @@ class Dense(Structure):
 class Eigen(Eigenbasis, Structure):
     """G in its eigenbasis: blocks Q diag(e) Q^T over groups of leaves."""
 
-    def mv(self, v: jax.Array) -> jax.Array:
+    def mv(self, v: Vector) -> Vector:
         return self.apply(self.spectrum, v)
 
     def diagonal(self) -> jax.Array:
-        return self.squares(self.spectrum)
+        squares: jax.Array = self.squares(self.spectrum)
+        return squares
 
     def spectral(self) -> "Eigen":
         """It is in its eigenbasis."""
@@ -126,7 +128,7 @@ class Eigen(Eigenbasis, Structure):
     def project(self, J: Jacobian) -> EigenProjection:
         """The Jacobians in the eigenbasis, where G is diagonal."""
         coordinates = tuple(x.kept() for x in self.coordinates(J))
-        return EigenProjection(coordinates, tuple(e.reshape(-1) for e in self.spectrum))
+        return EigenProjection(coordinates, tuple(self.spectrum))
 
 
 @pytree
