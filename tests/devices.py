@@ -10,6 +10,7 @@ at, and `refusals` prints what is said of wrong input.
 import json
 import os
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import laplax
 
 TASK = sys.argv[1]
-DEVICES = int(TASK) if TASK.isdigit() else {"programs": 4, "refusals": 4}.get(TASK, 1)
+DEVICES = int(TASK) if TASK.isdigit() else 1 if TASK in ("processes", "fail") else 4
 FLOAT = "float32" if "float32" in sys.argv else "float64"
 jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_enable_x64", FLOAT == "float64")
@@ -29,7 +30,7 @@ if folder := os.environ.get("LAPLAX_TEST_PROGRAMS"):
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 # The text of `programs` is that of a user; all else is compiled for one run on small arrays.
-quick = TASK != "programs" and os.environ.get("LAPLAX_COMPILE_AS_USERS") != "1"
+quick = not TASK.endswith("programs") and os.environ.get("LAPLAX_COMPILE_AS_USERS") != "1"
 jax.config.update("jax_disable_most_optimizations", quick)
 
 EXAMPLES = 33  # no number of devices divides it
@@ -183,16 +184,6 @@ def on_devices(problem):
     """The structures on meshes of all devices of this process."""
     line = mesh_of((DEVICES,), ("data",), AxisType.Auto)
     explicit = mesh_of((DEVICES,), ("data",), AxisType.Explicit)
-    square = mesh_of((2, DEVICES // 2), ("data", "model"), AxisType.Auto)
-    columns = NamedSharding(square, PartitionSpec(None, "model"))
-    rows = NamedSharding(square, PartitionSpec("model", None))
-    params = {
-        "first": jax.device_put(problem.params["first"], columns),
-        "bias": jax.device_put(
-            problem.params["bias"], NamedSharding(square, PartitionSpec("model"))
-        ),
-        "last": jax.device_put(problem.params["last"], rows),
-    }
     few = ("diagonal", "kfac")
     some = STRUCTURES if DEVICES == 4 and FLOAT == "float64" else few
     results = {
@@ -201,7 +192,6 @@ def on_devices(problem):
     }
     if DEVICES > 4:
         return results
-    results["data x model"] = compare(problem, square, [*few, "lanczos", "full"], params)
     results["last layer"] = compare(problem, explicit, ["full"], subset="last_layer")
     results["convolutions"] = compare(problem, line, few, model=convolutions)
     results["batches"] = compare(
@@ -210,6 +200,163 @@ def on_devices(problem):
     results["judged"] = compare_judged(problem, line, "mse", "kfac")
     results["judged explicit"] = compare_judged(problem, explicit, "cross_entropy", "diagonal")
     return results
+
+
+PLACES = {
+    "first": PartitionSpec(None, "model"),
+    "bias": PartitionSpec("model"),
+    "last": PartitionSpec("model", None),
+}
+COMPLETE = {"rank": 88, "num_products": 88}  # all eigenpairs: they do not depend on the start
+
+
+def placed(params, mesh):
+    """Parameters as tensor parallelism lays them."""
+    return {
+        name: jax.device_put(leaf, NamedSharding(mesh, PLACES[name]))
+        for name, leaf in params.items()
+    }
+
+
+def on_square(problem):
+    """Data and parameters divided along an axis of their own."""
+    square = mesh_of((2, 2), ("data", "model"), AxisType.Auto)
+    explicit = mesh_of((2, 2), ("data", "model"), AxisType.Explicit)
+    params = placed(problem.params, square)
+    data = laplax.shard(problem.data("cross_entropy"), explicit)
+    on_explicit = placed(problem.params, explicit)
+    return {
+        "automatic": compare(problem, square, ["diagonal", "kfac", "full"], params),
+        "automatic, complete": compare(problem, square, ["lanczos"], params, **COMPLETE),
+        "explicit": compare(problem, explicit, ["diagonal"], on_explicit),
+        "explicit, batches": compare(
+            problem,
+            explicit,
+            ["kfac"],
+            on_explicit,
+            spread=lambda data: laplax.shard(batches_of(data), explicit),
+        ),
+        "hyperparameters": compare_hyperparameters(problem, data, on_explicit),
+        "samples": compare_samples(problem, laplax.shard(problem.data("mse"), square), params),
+        "files": compare_files(problem, laplax.shard(problem.data("mse"), square), params),
+        "placed": {
+            f"{name} {what}": share
+            for name, options in (("diagonal", {}), ("kfac", {}), ("lanczos", {"rank": 3}))
+            for what, share in shares(problem, square, params, name, options).items()
+        },
+    }
+
+
+def compare_hyperparameters(problem, data, params):
+    """A prior for every parameter and its mean, searches and distances, on a diagonal."""
+    leaves = problem.params
+
+    def numbers(params, data):
+        posterior_fn, estimate = laplax.laplace(
+            network, params, data, loss_fn="cross_entropy", curv_type="diagonal"
+        )
+        each = jax.tree.map(lambda x: 1 + x**2, leaves) | {"bias": 3.0}
+        arguments = {"prior_prec": each, "prior_mean": params}
+        posterior = posterior_fn(arguments)
+        mode = laplax.glm_mode(posterior_fn, {"prior_prec": each}, data, refit_curvature=False)
+        found, _ = posterior_fn.calibrate(data, calibration_objective="leave_one_out")
+        vector = jnp.linspace(0.5, 1, posterior_fn.space.size, dtype=FLOAT)
+        return {
+            "variance": posterior.variance(),
+            "log determinant": posterior.logdet(),
+            "density": posterior.log_prob(jax.tree.map(lambda x: x + 0.1, params)),
+            "density of a flat vector": posterior.log_prob(vector),
+            "tree": posterior.prec_mv(params),
+            "evidence": posterior_fn.log_marginal_likelihood(arguments, data),
+            "parameters": posterior_fn.effective_parameters(arguments),
+            "distance": posterior_fn.mode_distance(PRIOR, data),
+            "mode": mode.mean,
+            "leave one out": dict(found),
+            "kernel": posterior_fn.predictive()(PRIOR).kernel(problem.input[:2]),
+            "curvature": estimate.diagonal(),
+            "dense": estimate.to_dense(),
+            "scale": sorted(np.concatenate([np.ravel(whole(x)) for x in jax.tree.leaves(
+                posterior.state["scale"])])),
+        }
+
+    alone = numbers(problem.params, problem.data("cross_entropy"))
+    together = numbers(params, data)
+    return {what: difference(together[what], alone[what]) for what in alone}
+
+
+def compare_samples(problem, data, params):
+    """Samples of a diagonal posterior, from the normal numbers of every leaf."""
+
+    def variances(params, data):
+        posterior_fn, _ = laplax.laplace(
+            network, params, data, loss_fn="mse", curv_type="diagonal"
+        )
+        return posterior_fn, posterior_fn(PRIOR).variance()
+
+    posterior_fn, _ = variances(params, data)
+    _, expected = variances(problem.params, problem.data("mse"))
+    key = jax.random.key(3)
+    drawn = posterior_fn(PRIOR).sample(key, 2)
+    keys = jax.random.split(key, 2)
+    found = {}
+    for i, name in enumerate(sorted(params)):
+        shape = params[name].shape
+        noise = [jax.random.normal(jax.random.fold_in(k, i), shape, FLOAT) for k in keys]
+        mean = np.asarray(problem.params[name])
+        samples = mean + np.stack(noise) * np.sqrt(np.asarray(expected[name]))
+        found[name] = difference(drawn[name], samples)
+    return found
+
+
+def compare_files(problem, data, params):
+    """A posterior of two by two devices, on four, on two and on one."""
+    line = mesh_of((4,), ("model",), AxisType.Auto)
+    others = {
+        "four": placed(problem.params, line),
+        "two": placed(problem.params, mesh_of((2, 2), ("data", "model"), AxisType.Explicit)),
+        "one": problem.params,
+    }
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in (("diagonal", {}), ("kfac", {}), ("lanczos", {"rank": 3})):
+            path = f"{folder}/{name}"
+            posterior_fn, _ = laplax.laplace(
+                network, params, data, loss_fn="mse", curv_type=name, **options
+            )
+            laplax.save(path, posterior_fn)
+            for where, others_params in others.items():
+                loaded = laplax.load(path, network, others_params)
+                variance = loaded(PRIOR).variance()
+                found[f"{name} on {where}"] = difference(variance, posterior_fn(PRIOR).variance())
+                found[f"{name} lies on {where}"] = misplaced(variance, others_params)
+    return found
+
+
+def misplaced(tree, params):
+    """How many leaves are not divided as their parameters are."""
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(params), strict=True)
+    return sum(
+        not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+        for x, y in pairs
+        if len(y.sharding.device_set) > 1
+    )
+
+
+def shares(problem, mesh, params, name, options):
+    """Answers that are not divided as the parameters are, and arrays of G that are not at all."""
+    data = laplax.shard(problem.data("mse"), mesh)
+    posterior_fn, _ = laplax.laplace(
+        network, params, data, loss_fn="mse", curv_type=name, **options
+    )
+    posterior = posterior_fn(PRIOR)
+    arrays = [x for x in jax.tree.leaves(posterior_fn.structure) if x.ndim > 1 and x.size > 49]
+    sample = jax.tree.map(lambda x: x[0], posterior.sample(jax.random.key(0), 2))
+    return {
+        "variance": misplaced(posterior.variance(), params),
+        "sample": misplaced(sample, params),
+        "product": misplaced(posterior.cov_mv(params), params),
+        "structure": sum(x.addressable_shards[0].data.size > x.size / 2 for x in arrays),
+    }
 
 
 def on_processes(problem, rank, count):
@@ -272,6 +419,20 @@ def programs(problem):
     return {}
 
 
+def square_programs(problem):
+    mesh = mesh_of((2, 2), ("data", "model"), AxisType.Auto)
+    data = laplax.shard(problem.data("cross_entropy"), mesh)
+    params = placed(problem.params, mesh)
+    for name in sys.argv[2:]:
+        options = {"batch_size": 2} | STRUCTURES[name]
+        posterior_fn, _ = laplax.laplace(
+            network, params, data, loss_fn="cross_entropy", curv_type=name, **options
+        )
+        posterior_fn(PRIOR).sample(jax.random.key(0), 2)
+        posterior_fn.predictive()(PRIOR)(data["input"])
+    return {}
+
+
 def refusals(problem):
     explicit = mesh_of((4,), ("d",), AxisType.Explicit)
     auto = mesh_of((4,), ("d",), AxisType.Auto)
@@ -281,10 +442,15 @@ def refusals(problem):
     def model(input, params):
         return jnp.tanh(input @ params["w"])
 
-    def fit(mesh, data):
+    def fit(mesh, data, in_a_trace=False):
         columns = NamedSharding(mesh, PartitionSpec(None, "d"))
         divided = {"w": jax.device_put(params["w"], columns)}
-        laplax.laplace(model, divided, data, loss_fn="mse", curv_type="diagonal")
+
+        def structure(divided):
+            options = {"loss_fn": "mse", "curv_type": "diagonal"}
+            return laplax.laplace(model, divided, data, **options)[0].structure
+
+        (jax.jit(structure) if in_a_trace else structure)(divided)
 
     def inside(check_vma):
         def covariance(input, target):
@@ -307,7 +473,7 @@ def refusals(problem):
         "checked": said(lambda: inside(True)),
         "unchecked": said(lambda: inside(False)),
         "shared": said(lambda: fit(auto, laplax.shard(data, auto))),
-        "explicit": said(lambda: fit(explicit, data)),
+        "explicit": said(lambda: fit(explicit, data, in_a_trace=True)),
         "axis": said(lambda: laplax.shard(data, auto, "dta")),
         "mesh": said(lambda: laplax.shard(data, 4)),
     }
@@ -323,7 +489,12 @@ def said(call):
 
 
 def main():
-    problem_of = {"programs": programs, "refusals": refusals}
+    problem_of = {
+        "programs": programs,
+        "square": on_square,
+        "square programs": square_programs,
+        "refusals": refusals,
+    }
     if TASK in problem_of:
         answer = problem_of[TASK](Problem())
     elif TASK.isdigit():

@@ -95,6 +95,27 @@ def test_no_program_gathers_data_or_parameters(tmp_path):
         assert COLLECTIVE.findall(path.read_text()) == []
 
 
+def test_divided_parameters_give_the_answers_of_one_device():
+    (results,) = finish(start("square"))
+    for differences in results.values():
+        check(differences, LIMIT["float64"])
+
+
+def test_no_program_gathers_divided_parameters(tmp_path):
+    """Nothing is gathered at all, and a sum over the data has one reduction over its devices."""
+    flags = f"{QUICK_FLAG} --xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+    finish(start("square programs", "diagonal", "lanczos", flags=flags))
+    texts = {path.name: path.read_text() for path in tmp_path.glob("*after_optimizations.txt")}
+    assert any("_offsets_by_leaf" in name for name in texts)
+    for name, text in texts.items():
+        assert set(COLLECTIVE.findall(text)) <= {"all-reduce"}, name
+    sums = [text for name, text in texts.items() if "_sum_inside" in name]
+    assert len(sums) == 2  # the diagonal, and a product of Lanczos
+    for text in sums:
+        reductions = [line for line in text.splitlines() if " all-reduce(" in line]
+        assert sum("replica_groups={{0,2},{1,3}}" in line for line in reductions) == 1
+
+
 def test_placements_that_cannot_work_are_refused():
     (said,) = finish(start("refusals"))
     assert "the axis 'd' of the mesh divides the data and the leaf 'w' of params" in said["shared"]

@@ -42,7 +42,7 @@ class Shards:
         return len({place[0].indices(self.count) for place in places.values() if place})
 
     def shared(self, x: jax.Array) -> jax.Array:
-        """The array, divided along its last axis that the devices divide equally, if there is one."""
+        """The array, divided along the last axis whose size these devices divide."""
         axes = [i for i, size in enumerate(x.shape) if size and size % self.count == 0]
         spec: list[tuple[str, ...] | None] = [None] * x.ndim
         if axes:
