@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ._data import Batch, Data, DataLike, Loader
-from ._engine.shards import everywhere, to_numpy
+from ._engine.shards import on_one_device, parts_here, to_numpy
 from ._tree import PyTree
 from .likelihoods import Bernoulli
 from .metrics import (
@@ -80,7 +80,7 @@ def judge(
     parts: dict[str, list[PyTree]] = {name: [] for name in resolved}
     for observed in observations(prob_predictive, checked, fields):
         for name, metric in resolved.items():
-            parts[name].append(metric.batch(observed))
+            parts[name].append(on_one_device(metric.batch(observed)))
     results = {name: m.finalise(m.merge(parts[name])) for name, m in resolved.items()}
     return {name: float(x) if x.ndim == 0 else x for name, x in results.items()}
 
@@ -91,12 +91,13 @@ def observations(
     """Predictions and targets of checked data, batch by batch, as metrics want them."""
     nothing = True
     for batch in data if isinstance(data, Loader) else [data]:
-        kept = kept_entries(batch)
-        if kept is not None and not kept[0].size:
-            continue
-        nothing = False
-        prediction = everywhere(prob_predictive(batch.input, fields))
-        yield observe(prob_predictive.recipe, prediction, everywhere(batch.target), kept)
+        kept_entries(batch)  # a weight must be a mask
+        prediction = dict(prob_predictive(batch.input, fields))
+        for part in parts_here((prediction, batch.target, batch.weight)):
+            kept = _kept(part[2])
+            if kept is None or kept[0].size:
+                nothing = False
+                yield observe(prob_predictive.recipe, part[0], part[1], kept)
     if nothing:
         raise ValueError(NOTHING_LEFT)
 
@@ -172,9 +173,13 @@ Kept = tuple[jax.Array, ...]  # indices of examples, or of examples and their to
 
 def kept_entries(batch: Batch) -> Kept | None:
     """What a mask leaves of a batch: metrics are means over examples, and see those alone."""
-    if batch.weight is None:
+    return None if batch.weight is None else _kept(to_numpy(batch.weight))
+
+
+def _kept(weight: ArrayLike | None) -> Kept | None:
+    if weight is None:
         return None
-    weight = to_numpy(batch.weight)
+    weight = np.asarray(weight)
     if not np.isin(weight, (0, 1)).all():
         raise ValueError(
             "metrics count examples, so a weight of held-out data must be 0 or 1, a mask; found "

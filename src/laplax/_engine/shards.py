@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .._tree import PyTree
 from . import versions
@@ -99,6 +99,42 @@ def everywhere(tree: PyTree) -> PyTree:
     if shards is None:
         return tree
     return jax.device_put(tree, NamedSharding(shards.mesh, PartitionSpec()))
+
+
+def on_one_device(tree: PyTree) -> PyTree:
+    """Arrays of single devices, all on the first device of this process."""
+    here = jax.local_devices()[0]
+    return jax.tree.map(lambda x: jax.device_put(x, here) if _is_elsewhere(x, here) else x, tree)
+
+
+def _is_elsewhere(x: object, device: jax.Device) -> bool:
+    alone = isinstance(x, jax.Array) and isinstance(x.sharding, SingleDeviceSharding)
+    return alone and x.devices() != {device}
+
+
+def parts_here(tree: PyTree) -> list[PyTree]:
+    """Arrays that devices of this process divide by examples, device by device.
+
+    One part, whole on every device, where they are not, or where other processes have some.
+    """
+    shards = shards_of(tree)
+    leaves, treedef = jax.tree.flatten(tree)
+    if shards is None or not all(_is_divided_among(leaf, shards) for leaf in leaves):
+        return [everywhere(tree)]
+    places = shards.sharding.devices_indices_map((shards.count,))
+    devices = {place[0].indices(shards.count)[0]: device for device, place in places.items()}
+    data = [{part.device: part.data for part in leaf.addressable_shards} for leaf in leaves]
+    return [
+        jax.tree.unflatten(treedef, [of_device[devices[i]] for of_device in data])
+        for i in range(shards.count)
+    ]
+
+
+def _is_divided_among(leaf: object, shards: Shards) -> bool:
+    sharding = _sharding_of(leaf)
+    if sharding is None or not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+        return False
+    return sharding.mesh == shards.mesh and tuple(axis_names(sharding)) == shards.axes
 
 
 def to_numpy(x: Any) -> np.ndarray:
