@@ -1,7 +1,7 @@
 """Diagonal and block-diagonal curvature."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -43,12 +43,19 @@ class BlockDiagonal(Eigen):
 
     def check_prior(self, sources: Mapping[int, int | None]) -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
-        for block, group in self.parts():
-            given = {sources[start] for start, _ in group}
-            if not isinstance(block, DiagonalBlock) and (None in given or len(given) > 1):
-                raise ValueError(
-                    "this curvature keeps blocks that mix the parameters of a layer, so prior_prec "
-                    "must be one number per layer: a number, or a pytree whose entries cover whole "
-                    "layers, such as {'layer_1': 1.0, 'layer_2': 2.0}. For one number per leaf "
-                    "keep biases apart: joint_bias=False."
-                )
+        check_one_prior_per_block(self.parts(), sources)
+
+
+def check_one_prior_per_block(
+    parts: Iterable[tuple[Block, Group]], sources: Mapping[int, int | None]
+) -> None:
+    """Raise where a block that mixes parameters would have several prior precisions."""
+    for block, group in parts:
+        given = {sources[start] for start, _ in group}
+        if not isinstance(block, DiagonalBlock) and (None in given or len(given) > 1):
+            raise ValueError(
+                "this curvature keeps blocks that mix the parameters of a layer, so prior_prec "
+                "must be one number per layer: a number, or a pytree whose entries cover whole "
+                "layers, such as {'layer_1': 1.0, 'layer_2': 2.0}. For one number per leaf "
+                "keep biases apart: joint_bias=False."
+            )
