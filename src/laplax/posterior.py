@@ -23,6 +23,7 @@ from ._tree import PyTree, pytree, static
 from .curvature import Curvature
 from .estimators import Estimator
 from .likelihoods import Likelihood, as_likelihood
+from .prior import DiagonalPriorPrecision, Prior
 from .priors import PriorArguments, parse_prior_arguments
 from .structures import Precision, Structure
 
@@ -230,6 +231,20 @@ class PosteriorFamily(WeakInside):
         """Check hyperparameters and bring them into the flat space."""
         own_prior = self.structure.own_prior
         return parse_prior_arguments(prior_arguments, self.space, self.likelihood, own_prior)
+
+    def prior(self, prior_arguments: Mapping[str, Any]) -> Prior:
+        """The prior of these hyperparameters on the parameters that vary, as an object.
+
+        `prior.neg_log_prob(params)` is the penalty that belongs to this posterior in training.
+        """
+        if self.structure.own_prior:
+            raise ValueError(
+                "this posterior has a prior on functions, which has no density on weights; "
+                "laplax.fsp.fsp_objective is the objective to train with"
+            )
+        arguments = self.parse(prior_arguments)
+        precision = DiagonalPriorPrecision(arguments.precision, self.space.size)
+        return Prior(precision, arguments.mean, self.space)
 
     def check_params(self, params: PyTree) -> None:
         """Refuse parameters that are not the ones this posterior was fitted at."""
