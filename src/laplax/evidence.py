@@ -171,6 +171,16 @@ def log_evidence(
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
+def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
+    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
+
+    def logdet(log_c: jax.Array) -> jax.Array:
+        scaled = arguments._replace(sigma_squared=jnp.exp(-log_c), temperature=jnp.ones_like(log_c))
+        return posterior_fn.precision(scaled).logdet_ratio()
+
+    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
+
+
 def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
     """How far the weights lie from the prior's mean, shape (P,)."""
     offset = posterior_fn.space.flatten(posterior_fn.mean)
@@ -202,4 +212,4 @@ def gradient_of_joint(
 ) -> jax.Array:
     """`c g_data + T (theta - mu0)`, the slope of the negative log joint at the weights, (P,)."""
     slope = arguments.likelihood_scale * posterior_fn.space.flatten(fit.gradient)
-    return slope + arguments.precision * prior_offset(posterior_fn, arguments)
+    return slope + arguments.prior_mv(prior_offset(posterior_fn, arguments))

@@ -1,6 +1,6 @@
 """The Gaussian prior as an object: its density, which is the penalty of any training loop."""
 
-import abc
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -8,39 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from ._arguments import in_our_words
+from ._engine.arrays import is_concrete
+from ._prior_precision import DiagonalPriorPrecision, PriorPrecision
 from ._problem import check_params
 from ._space import ParamSpace
 from ._tree import PyTree, pytree, static, tree_difference
-from .priors import gaussian_arguments
+from .priors import gaussian_arguments, process_variance
 from .subset import Subset, select_leaves
 
 LOG_2PI = math.log(2 * math.pi)
-
-
-class PriorPrecision(abc.ABC):
-    """The precision T of a Gaussian prior, as its density needs it. A pytree."""
-
-    @abc.abstractmethod
-    def energy(self, offset: jax.Array) -> jax.Array:
-        """`v^T T v` for a flat vector v, shape (P,)."""
-
-    @abc.abstractmethod
-    def logdet(self) -> jax.Array:
-        """The log determinant of T."""
-
-
-@pytree
-class DiagonalPriorPrecision(PriorPrecision):
-    """T as one number for all parameters, or one for each."""
-
-    values: jax.Array  # a scalar, or (P,)
-    size: int = static()  # P
-
-    def energy(self, offset: jax.Array) -> jax.Array:
-        return jnp.sum(self.values * jnp.square(offset))
-
-    def logdet(self) -> jax.Array:
-        return jnp.sum(jnp.log(jnp.broadcast_to(self.values, (self.size,))))
 
 
 @pytree
@@ -82,6 +58,37 @@ class Prior:
     def log_prob(self, params: PyTree) -> jax.Array:
         """The log density at `params`."""
         return -self.neg_log_prob(params)
+
+    def decayed(self, factor: float | jax.Array) -> "Prior":
+        """The prior with `factor` times its precision, 0 < factor <= 1: older data count for less.
+
+        With a factor of 0.9 after every update, data from k updates ago count 0.9^k times.
+        """
+        if jnp.ndim(factor) != 0:
+            raise ValueError(f"factor must be a number; got an array of shape {jnp.shape(factor)}")
+        if is_concrete(factor) and not 0 < float(factor) <= 1:
+            raise ValueError(
+                f"factor must be above 0 and at most 1, the share of the precision that is kept; "
+                f"got {factor}"
+            )
+        precision = self.precision.decayed(jnp.asarray(factor, self.space.dtype))
+        return dataclasses.replace(self, precision=precision)
+
+    def diffused(self, process_noise: PyTree) -> "Prior":
+        """The prior after the parameters have moved by noise: covariance `T^-1 + Q`.
+
+        Args:
+            process_noise: The variances of Q, zero or more: a number, or a pytree that matches the
+                parameters from the top, as for `prior_prec`. Blocks that mix the parameters of a
+                layer need one number per layer.
+
+        A diagonal stays diagonal, a low rank beside a diagonal stays one, and blocks keep their
+        eigenvectors. A sum of Kronecker products has no such form: `as_prior(merge="nearest")`.
+        """
+        noise, sources = process_variance(process_noise, self.space)
+        starts = {start: sources[i] for i, (start, _) in self.space.slices.items()}
+        precision = self.precision.diffused(noise, starts)
+        return dataclasses.replace(self, precision=precision)
 
     def _flat(self, params: PyTree) -> jax.Array:
         space = self.space

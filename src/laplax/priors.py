@@ -10,21 +10,27 @@ import numpy as np
 
 from ._engine.arrays import is_concrete, owned
 from ._enums import check_names
+from ._prior_precision import StructuredPriorPrecision
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names, tree_difference
 from .likelihoods import Likelihood
 
-NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")
+NAMES = ("prior", "prior_prec", "prior_mean", "sigma_squared", "temperature")
 
 
 class PriorArguments(NamedTuple):
     """Checked hyperparameters in the flat space."""
 
-    precision: jax.Array  # T: a scalar, or (P,)
+    precision: jax.Array  # T: a scalar, or (P,); of a structured prior, its diagonal part T0
     mean: jax.Array | None  # mu0: (P,), or None for zero
     sigma_squared: jax.Array
     temperature: jax.Array
     sources: tuple[int | None, ...]  # the entry of the given pytree behind each leaf of T
+    structured: StructuredPriorPrecision | None = None  # all of T, where it is no diagonal
+
+    def prior_mv(self, v: jax.Array) -> jax.Array:
+        """`T v`."""
+        return self.precision * v if self.structured is None else self.structured.mv(v)
 
     @property
     def likelihood_scale(self) -> jax.Array:
@@ -90,6 +96,19 @@ def prior_precision(prior_prec: PyTree, space: ParamSpace) -> jax.Array:
             f"prior_prec must be positive and finite everywhere; smallest value {flat.min()}"
         )
     return flat
+
+
+def process_variance(noise: PyTree, space: ParamSpace) -> tuple[jax.Array, tuple[int | None, ...]]:
+    """The variances of process noise, a number or (P,), and which entry each leaf's came from."""
+    if isinstance(noise, str):
+        raise TypeError(f"process_noise must be a number or a pytree of numbers; got {noise!r}")
+    number = is_scalar(noise)
+    flat = jnp.asarray(noise, space.dtype) if number else _broadcast(noise, space, "process_noise")
+    if is_concrete(flat) and not bool(jnp.all(flat >= 0) & jnp.all(jnp.isfinite(flat))):
+        raise ValueError(
+            f"process_noise holds variances: zero or more, and finite; smallest value {flat.min()}"
+        )
+    return flat, _sources(noise, space)
 
 
 def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:

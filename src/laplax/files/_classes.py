@@ -8,9 +8,11 @@ from .._chain import PosteriorFn, SetProbPredictive
 from .._data import Form
 from .._enums import Predictive, Pushforward
 from .._fingerprint import Fingerprint
+from .._prior_precision import DiagonalPriorPrecision, StructuredPriorPrecision
 from .._space import Elements, ParamSpace
 from ..calibration import Trace
 from ..posterior import Posterior
+from ..prior import Prior
 from ..pushforward import ProbPredictive, Recipe
 from ..taps import JoinBias, Rearrangement, SplitBias
 
@@ -18,6 +20,8 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         structures.BlockDiagonal,
+        structures.BlockSum,
+        structures.BlockSumPrecision,
         structures.Core,
         structures.Dense,
         structures.DenseBlock,
@@ -25,6 +29,7 @@ CLASSES: dict[str, type] = {
         structures.Diagonal,
         structures.DiagonalBlock,
         structures.EigenPrecision,
+        DiagonalPriorPrecision,
         Elements,
         Fingerprint,
         Form,
@@ -34,16 +39,20 @@ CLASSES: dict[str, type] = {
         JoinBias,
         structures.KroneckerBlock,
         structures.LowRank,
+        structures.LowRankSum,
         ParamSpace,
         Posterior,
         PosteriorFn,
+        Prior,
         ProbPredictive,
         Rearrangement,
         Recipe,
         SetProbPredictive,
         SplitBias,
+        StructuredPriorPrecision,
         Trace,
         structures.Truncated,
+        structures.UpdatedPrecision,
     )
 }
 NAMES: dict[type, str] = {cls: name for name, cls in CLASSES.items()}

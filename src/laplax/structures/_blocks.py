@@ -6,6 +6,7 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 
 import abc
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,11 @@ class Block(abc.ABC):
     def eigenvalues(self) -> jax.Array:
         """e as a vector, one entry for each coordinate."""
         return self.values.reshape(-1)
+
+    def with_eigenvalues(self, e: jax.Array) -> Self:
+        """The same eigenbasis with other eigenvalues; what lies outside of it is left out."""
+        values = e[: self.values.size].reshape(self.values.shape)
+        return dataclasses.replace(self, values=values)
 
     @abc.abstractmethod
     def rotate(self, v: jax.Array) -> jax.Array:

@@ -56,4 +56,5 @@ def _normalised(x: jax.Array, cosines: jax.Array) -> jax.Array:
     """Coefficients of a matrix of Frobenius norm one; zero stays zero."""
     square = jnp.einsum("kbi,kbilp,lbp->b", x, cosines, x)
     positive = square > 0
-    return x * jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)[:, None]
+    scale = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, square, 1)), 0)
+    return x * scale[None, :, None]
