@@ -82,7 +82,7 @@ class StructuredPriorPrecision(PriorPrecision):
         return self.diagonal * v + self.structure.mv(v)
 
     def energy(self, offset: jax.Array) -> jax.Array:
-        return jnp.vdot(offset, self.mv(offset))
+        return jnp.sum(self.diagonal * jnp.square(offset)) + self.structure.energy(offset)
 
     def logdet(self) -> jax.Array:
         """As the posterior found it; nothing is factorised."""

@@ -273,10 +273,8 @@ class PosteriorFamily(WeakInside):
                 "laplax.fsp.fsp_objective is the objective to train with"
             )
         arguments = self.parse(prior_arguments)
-        precision = arguments.structured
-        if precision is None:
-            precision = DiagonalPriorPrecision(arguments.precision, self.space.size)
-        return Prior(precision, arguments.mean, self.space)
+        diagonal = DiagonalPriorPrecision(arguments.precision, self.space.size)
+        return Prior(arguments.structured or diagonal, arguments.mean, self.space)
 
     def as_prior(
         self,

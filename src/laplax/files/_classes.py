@@ -55,5 +55,6 @@ CLASSES: dict[str, type] = {
         structures.UpdatedPrecision,
     )
 }
+AT_PARAMS = (Posterior, PosteriorFn)  # whose mean is the parameters; that of a prior need not be
 NAMES: dict[type, str] = {cls: name for name, cls in CLASSES.items()}
 ENUMS = {cls.__name__: cls for cls in (Predictive, Pushforward)}

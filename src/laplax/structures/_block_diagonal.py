@@ -105,6 +105,12 @@ class BlockSum(Structure):
         out = put(products, self.groups)
         return out[:, 0] if v.ndim == 1 else out
 
+    def energy(self, v: jax.Array) -> jax.Array:
+        """By squares in the eigenbasis of every term."""
+        return total(
+            block.energy(take(v, group)) for blocks, group in self.parts() for block in blocks
+        )
+
     def diagonal(self) -> jax.Array:
         """Of every term, added up."""
         sums = [total(b.squares(b.eigenvalues) for b in blocks) for blocks in self.terms]
@@ -133,15 +139,24 @@ class BlockSum(Structure):
     def compressed(self, rank: int | None = None) -> Structure:
         """Exactly the same with one term where that is possible: where no term is Kronecker."""
         self.check_rank(rank)
-        merged = [blocks if _is_kronecker(blocks) else (_merged(blocks),) for blocks in self.terms]
+        merged = [
+            blocks if _is_kronecker(blocks) else (_merged(blocks, _size(group)),)
+            for blocks, group in self.parts()
+        ]
         return _simplest(merged, self.groups)
 
     def nearest(self) -> BlockDiagonal:
         """One block each: of a sum of Kronecker products, the nearest one in Frobenius norm."""
         blocks = [
-            nearest_kronecker(blocks) if _is_kronecker(blocks) else _merged(blocks)
-            for blocks in self.terms
+            nearest_kronecker(blocks) if _is_kronecker(blocks) else _merged(blocks, _size(group))
+            for blocks, group in self.parts()
         ]
+        return BlockDiagonal(tuple(blocks), self.groups)
+
+    def spectral(self) -> BlockDiagonal:
+        """Eigenpairs of every block, as a dense matrix where there are several terms."""
+        self._check_memory()
+        blocks = [_merged(blocks, _size(group)) for blocks, group in self.parts()]
         return BlockDiagonal(tuple(blocks), self.groups)
 
     @property
@@ -161,20 +176,24 @@ class BlockSum(Structure):
 
     def precision(self, c: jax.Array, prior: jax.Array) -> "BlockSumPrecision":
         """Block by block: by Cholesky where there are several terms."""
-        if not self.fits:
-            largest = max(_size(group) for blocks, group in self.parts() if _needs_dense(blocks))
-            raise ValueError(
-                "the posterior of a sum of Kronecker products needs them as dense matrices, the "
-                f"largest of {largest:,} x {largest:,}: {self._dense_bytes / GIB:.1f} GiB, and "
-                f"{MEMORY_SHARE * total_memory() / GIB:.1f} GiB are allowed. Take the nearest "
-                "Kronecker product instead, as_prior(prior_arguments, merge='nearest'); the sum "
-                "serves as a penalty in training: 0.5 * prior.energy(params)"
-            )
+        self._check_memory()
         factors = [
             _block_precision(blocks, _size(group), c, _local(prior, blocks, group))
             for blocks, group in self.parts()
         ]
         return BlockSumPrecision(self, tuple(factors), c, prior)
+
+    def _check_memory(self) -> None:
+        if self.fits:
+            return
+        largest = max(_size(group) for blocks, group in self.parts() if _needs_dense(blocks))
+        raise ValueError(
+            "the posterior of a sum of Kronecker products needs them as dense matrices, the "
+            f"largest of {largest:,} x {largest:,}: {self._dense_bytes / GIB:.1f} GiB, and "
+            f"{MEMORY_SHARE * total_memory() / GIB:.1f} GiB are allowed. Take the nearest "
+            "Kronecker product instead, as_prior(prior_arguments, merge='nearest'); the sum "
+            "serves as a penalty in training: 0.5 * prior.energy(params)"
+        )
 
     def check_prior(self, sources: Mapping[int, int | None], name: str = "prior_prec") -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
@@ -316,12 +335,11 @@ def _dense(blocks: tuple[Block, ...], size: int) -> jax.Array:
     return total(block.apply(block.eigenvalues, eye) for block in blocks)
 
 
-def _merged(blocks: tuple[Block, ...]) -> Block:
-    """Dense blocks as one, in the eigenbasis of their sum."""
+def _merged(blocks: tuple[Block, ...], size: int) -> Block:
+    """Several blocks as a dense one, in the eigenbasis of their sum."""
     if len(blocks) == 1:
         return blocks[0]
-    assert isinstance(blocks[0], DenseBlock)
-    values, vectors = eigh(_dense(blocks, blocks[0].vectors.shape[-2]))
+    values, vectors = eigh(_dense(blocks, size))
     return DenseBlock(jnp.maximum(values, 0), vectors)
 
 

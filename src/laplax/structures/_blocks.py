@@ -52,6 +52,11 @@ class Block(abc.ABC):
         """`Q diag(d) Q^T v`, for d in the order of `eigenvalues`."""
         return self.unrotate(d[:, None] * self.rotate(v))
 
+    def energy(self, v: jax.Array) -> jax.Array:
+        """`v^T Q diag(e) Q^T v` for one vector, shape (size,)."""
+        coordinates = self.rotate(v[:, None])[:, 0]
+        return jnp.sum(self.values.reshape(-1) * jnp.square(coordinates))
+
     @abc.abstractmethod
     def squares(self, d: jax.Array) -> jax.Array:
         """The diagonal of Q diag(d) Q^T, shape (size,)."""

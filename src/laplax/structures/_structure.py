@@ -13,7 +13,7 @@ from .._engine.linalg import cholesky, diagonal, eigh, numerical_rank, qr, solve
 from .._tree import pytree, static
 from ._base import Precision, Projection, columns, resolves, t_mv
 from ._blocks import Block, DenseBlock
-from ._coordinates import Group
+from ._coordinates import Group, take, total
 from ._dense import dense_precision
 from ._eigen import Eigenbasis, EigenPrecision, EigenProjection
 from ._jacobian import Jacobian
@@ -39,6 +39,10 @@ class Structure(abc.ABC):
     @abc.abstractmethod
     def mv(self, v: jax.Array) -> jax.Array:
         """G v, for v of shape (P,) or (P, k)."""
+
+    def energy(self, v: jax.Array) -> jax.Array:
+        """`v^T G v` for one vector."""
+        return jnp.vdot(v, self.mv(v))
 
     @property
     def width(self) -> int | None:
@@ -164,6 +168,10 @@ class Eigen(Eigenbasis, Structure):
     def diagonal(self) -> jax.Array:
         return self.squares(self.spectrum)
 
+    def energy(self, v: jax.Array) -> jax.Array:
+        """By squares in the eigenbasis: half of a product with G."""
+        return total(block.energy(take(v, group)) for block, group in self.parts())
+
     def spectral(self) -> "Eigen":
         """It is in its eigenbasis."""
         return self
@@ -277,6 +285,10 @@ class LowRankSum(Structure):
 
     def mv(self, v: jax.Array) -> jax.Array:
         return self.basis @ (self.root @ (self.root.T @ t_mv(self.basis, v)))
+
+    def energy(self, v: jax.Array) -> jax.Array:
+        """By squares: `|B^T U^T v|^2`."""
+        return jnp.sum(jnp.square(self.root.T @ t_mv(self.basis, v)))
 
     def diagonal(self) -> jax.Array:
         return jnp.sum(jnp.square(self.basis @ self.root), axis=-1)

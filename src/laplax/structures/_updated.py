@@ -76,7 +76,7 @@ class UpdatedPrecision(Precision):
 
     def prior_energy(self, offset: jax.Array) -> jax.Array:
         """Under all of T: `v^T T v`."""
-        return self.inner.prior_energy(offset) + jnp.vdot(offset, self.earlier.mv(offset))
+        return self.inner.prior_energy(offset) + self.earlier.energy(offset)
 
     def effective_parameters(self) -> jax.Array:
         """P - tr(T Lambda^-1), column by column.
