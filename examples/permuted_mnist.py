@@ -32,7 +32,7 @@ EPOCHS = 5
 LEARNING_RATE = 2e-3
 LANCZOS_IMAGES = 5_500  # of every task, for the low-rank curvature
 CHOICE_TASKS = 3
-WEIGHTS = (1.0, 3.0, 10.0, 30.0)
+WEIGHTS = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 class Method(NamedTuple):
@@ -46,12 +46,12 @@ class Method(NamedTuple):
 
 METHODS = {
     "fine-tuning": Method({}, {}, 0.0),
-    "diagonal": Method({"curv_type": "diagonal"}, {}, 1.0),
+    "diagonal": Method({"curv_type": "diagonal"}, {}, 30.0),
     "low rank": Method(
         {"curv_type": "lanczos", "rank": 100, "tol": 0.25}, {"rank": 200}, 1.0, LANCZOS_IMAGES
     ),
-    "KFAC, nearest": Method({"curv_type": "kfac"}, {"merge": "nearest"}, 1.0),
-    "KFAC, all terms": Method({"curv_type": "kfac"}, {"merge": "exact"}, 1.0),
+    "KFAC, nearest": Method({"curv_type": "kfac"}, {"merge": "nearest"}, 10.0),
+    "KFAC, all terms": Method({"curv_type": "kfac"}, {"merge": "exact"}, 10.0),
 }
 PRIOR_PREC = 1.0  # before the first task
 
