@@ -63,6 +63,15 @@ def _blocks(dtype: Any) -> Structure:
     return BlockDiagonal((kronecker, diagonal, dense), (((2, 4),), ((0, 1),), ((1, 1),)))
 
 
+def _more_blocks(dtype: Any) -> Structure:
+    """Other curvatures over the same blocks."""
+    structure = _blocks(dtype)
+    assert isinstance(structure, BlockDiagonal)
+    kronecker, diagonal, dense = structure.blocks
+    turned = dataclasses.replace(kronecker, left=kronecker.right, right=kronecker.left)
+    return BlockDiagonal((turned, diagonal, dense), structure.groups)
+
+
 def _matrix(v: jax.Array) -> jax.Array:
     return v.reshape(1, 2, 2).swapaxes(1, 2)
 
@@ -83,6 +92,8 @@ STRUCTURES: dict[str, Callable[[Any], Structure]] = {
     "low rank, deficient": _low_rank(4, deficient=True),
     "low rank with a dense scale": _low_rank(3, dense_scale=True),
     "blocks": _blocks,
+    "sum of blocks": lambda dtype: _blocks(dtype).plus(_more_blocks(dtype)),
+    "sum of low ranks": lambda dtype: _low_rank(3)(dtype).plus(_low_rank(2)(dtype)),
     "zero": lambda dtype: LowRank(orthonormal(SIZE, 2, dtype=dtype), jnp.zeros(2, dtype)),
 }
 

@@ -275,8 +275,11 @@ def compare_hyperparameters(problem, data, params):
             "kernel": posterior_fn.predictive()(PRIOR).kernel(problem.input[:2]),
             "curvature": estimate.diagonal(),
             "dense": estimate.to_dense(),
-            "scale": sorted(np.concatenate([np.ravel(whole(x)) for x in jax.tree.leaves(
-                posterior.state["scale"])])),
+            "scale": sorted(
+                np.concatenate(
+                    [np.ravel(whole(x)) for x in jax.tree.leaves(posterior.state["scale"])]
+                )
+            ),
         }
 
     alone = numbers(problem.params, problem.data("cross_entropy"))
@@ -288,9 +291,7 @@ def compare_samples(problem, data, params):
     """Samples of a diagonal posterior, from the normal numbers of every leaf."""
 
     def variances(params, data):
-        posterior_fn, _ = laplax.laplace(
-            network, params, data, loss_fn="mse", curv_type="diagonal"
-        )
+        posterior_fn, _ = laplax.laplace(network, params, data, loss_fn="mse", curv_type="diagonal")
         return posterior_fn, posterior_fn(PRIOR).variance()
 
     posterior_fn, _ = variances(params, data)

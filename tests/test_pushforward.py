@@ -17,7 +17,7 @@ from laplax._engine import loops
 from laplax._engine.chunks import Chunks
 from laplax._enums import Pushforward
 from laplax.pushforward import _predictive, jacobian
-from laplax.structures import BlockDiagonal, DenseJacobian
+from laplax.structures import BlockDiagonal, BlockSum, DenseJacobian
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -126,7 +126,7 @@ def check_moments(covariance, marginal, expected):
 
 @pytest.mark.parametrize("prior", MATRIX_PRIORS)
 def test_every_precision_pushes_jacobians_forward_like_the_dense_one(structure, prior):
-    mixed = isinstance(structure, BlockDiagonal) and prior == "vector"
+    mixed = isinstance(structure, BlockDiagonal | BlockSum) and prior == "vector"
     prior = cases.PER_BLOCK if mixed else MATRIX_PRIORS[prior]
     precision = structure.precision(C, prior)
     expected = dense_covariance(structure, C, prior)

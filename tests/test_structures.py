@@ -9,7 +9,7 @@ from jax.test_util import check_grads
 import cases
 from laplax._space import ParamSpace
 from laplax.posterior import Posterior
-from laplax.structures import BlockDiagonal, LowRank
+from laplax.structures import BlockDiagonal, BlockSum, LowRank
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -24,7 +24,7 @@ def structure(request):
 
 @pytest.fixture(params=PRIORS)
 def prior(request, structure):
-    blocks = isinstance(structure, BlockDiagonal) and request.param == "vector"
+    blocks = isinstance(structure, BlockDiagonal | BlockSum) and request.param == "vector"
     return cases.PER_BLOCK if blocks else PRIORS[request.param]
 
 

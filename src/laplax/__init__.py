@@ -40,6 +40,8 @@ from .evidence import residual_variance as residual_variance
 from .features import last_layer_features as last_layer_features
 from .posterior import CurvEstimate as CurvEstimate
 from .posterior import Posterior as Posterior
+from .prior import Prior as Prior
+from .prior import gaussian_prior as gaussian_prior
 from .pushforward import Interval as Interval
 from .pushforward import Prediction as Prediction
 from .pushforward import ProbPredictive as ProbPredictive

@@ -8,8 +8,8 @@ import jax
 from ._arguments import in_our_words, warn, whole_number
 from ._chain import PosteriorFn
 from ._data import DataLike, Form, Loader
-from ._engine.arrays import all_finite, is_concrete
 from ._engine.chunks import MEMORY_BUDGET
+from ._measure import measured_structure
 from ._problem import Problem, make_problem
 from ._registry import check_options
 from ._space import ParamSpace
@@ -110,9 +110,7 @@ def measure(
     problem: Problem, operator: CurvatureOperator, estimator: Estimator
 ) -> tuple[PosteriorFn, CurvEstimate]:
     """Estimate the curvature of a checked problem; the posterior remembers how."""
-    estimated, diagnostics = estimator.estimate(operator)
-    structure = operator.scaled(estimated)
-    _check_structure(structure, operator)
+    structure, diagnostics = measured_structure(operator, estimator)
     posterior_fn, curv_estimate = finish(problem, operator, structure, diagnostics)
     measurement = Measurement(
         estimator=estimator,
@@ -242,21 +240,3 @@ def _warn_if_unread(problem: Problem, space: ParamSpace) -> None:
         "curvature is zero and the posterior is the prior. Use the argument params in model_fn, "
         "not weights from around it, and no stop_gradient"
     )
-
-
-def _check_structure(structure: Structure, operator: CurvatureOperator) -> None:
-    if structure.size != operator.size:
-        raise ValueError(
-            f"the estimator returned a structure of size {structure.size} for "
-            f"{operator.size} parameters"
-        )
-    arrays = [x for x in jax.tree.leaves(structure) if hasattr(x, "dtype")]
-    if is_concrete(arrays) and not all_finite(arrays):
-        raise ValueError(
-            "the curvature is not finite although parameters and data are: the model or its "
-            "derivatives overflow. Look at the model's outputs on the training data: exp of a "
-            "log-rate, or of minus a log-variance, is beyond float32 at 88 (rescale the target, or "
-            "use float64, jax.config.update('jax_enable_x64', True)). (A callable "
-            "loss gives this too where its Hessian in the output has negative eigenvalues: "
-            "loss_fn=Custom(loss, indefinite='clip') counts them as zero.)"
-        )

@@ -1,23 +1,29 @@
 """The objects that a user chains: a posterior that knows its model, and its predictive."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import cast
 
 import jax
 
 from ._arguments import check_key
+from ._as_prior import check_merge
 from ._data import DataLike
+from ._engine.arrays import is_concrete
 from ._engine.chunks import MEMORY_BUDGET
 from ._enums import PUSHFORWARD, CalibrationMethod
+from ._measure import measured_structure, measurement_of, operator_again
 from ._model import Model
-from ._tree import PyTree, pytree
+from ._problem import check_params
+from ._tree import PyTree, leaf_names, pytree, tree_difference
 from .calibration import EVIDENCE, Calibrated, Method, calibrate, check_chosen_for
 from .evaluation import MetricLike, Metrics, Results, evaluate
-from .evidence import evidence_sums, log_evidence, mode_distance
+from .evidence import determined_by_data, evidence_sums, log_evidence, mode_distance
 from .likelihoods import DataFit
 from .posterior import CurvEstimate, Posterior, PosteriorFamily
 from .pushforward import PredictiveFamily, ProbPredictive, make_recipe
+from .structures import EXACT, merged
 
 GRID_SEARCH = CalibrationMethod.GRID_SEARCH
 
@@ -175,9 +181,89 @@ class PosteriorFn(PosteriorFamily, Chain):
             data = evidence_sums(self, self.fitted_model, data, progress, gradient=True)
         return mode_distance(self, prior_arguments, data)
 
+    def update(
+        self,
+        data: DataLike,
+        *,
+        params: PyTree = None,
+        merge: str = EXACT,
+        num_total_samples: int | None = None,
+        progress: bool | None = None,
+    ) -> "PosteriorFn":
+        """The posterior of the data so far and of further data: their curvatures add up.
+
+        The curvature of `data` is measured as the first one was, at `params`, and added to the
+        curvature so far, which stays as it was measured at earlier weights. All hyperparameters
+        are still free, as in a fit to all data at once; for a linear model with Gaussian noise and
+        `params` at the mode of all data, it is that fit.
+
+        The weights are not moved. Their new mode needs the new data and the prior that the old
+        data left, `posterior_fn.as_prior(prior_arguments)`: train with its penalty, or take
+        `glm_mode` of a fit to the new data under it. The evidence of a posterior that was updated
+        is of all data together; that of new data given the old is the evidence of a fit to the new
+        data under that prior.
+
+        Args:
+            data: Further data, none of those seen before.
+            params: The weights at which their curvature is measured, the new mean; those of this
+                posterior if None. Leaves outside of the subset must be the same.
+            merge: `"exact"` or `"nearest"`, for Kronecker products; see `Posterior.as_prior`.
+            num_total_samples: What the further data are a part of, as in `laplace`. It is needed
+                where the first fit had it, and refused where it had not.
+            progress: Show a bar; by default when a terminal is attached.
+        """
+        self._check_update(merge, num_total_samples)
+        total = self.num_total_samples
+        if num_total_samples is not None and total is not None:
+            total += num_total_samples
+        moved = self if params is None else dataclasses.replace(self, mean=self._moved_to(params))
+        moved = moved.measured_by(self.measurement)
+        problem = moved.problem(self.fitted_model, data, progress)
+        operator = operator_again(moved, problem, num_total_samples, progress)
+        further, _ = measured_structure(operator, measurement_of(moved).estimator)
+        structure = merged(self.structure, further, merge).compressed()
+        updated = dataclasses.replace(moved, structure=structure, num_total_samples=total)
+        return updated.measured_by(self.measurement)
+
+    def _check_update(self, merge: str, num_total_samples: int | None) -> None:
+        check_merge(merge, self.structure)
+        measurement_of(self)
+        if self.structure.own_prior:
+            raise ValueError(
+                "a posterior with a prior on functions cannot be updated: its basis belongs to "
+                "the data of its fit"
+            )
+        if (self.num_total_samples is None) != (num_total_samples is None):
+            had, now = ("no", "has") if self.num_total_samples is None else ("a", "has none")
+            raise ValueError(
+                f"the first fit had {had} num_total_samples, and this update {now}: give it to "
+                "both, for each the size of the data set that its data are a part of, or to none"
+            )
+
+    def _moved_to(self, params: PyTree) -> PyTree:
+        """New weights of the same tree, where only the random ones have moved."""
+        params = check_params(params)
+        difference = tree_difference(params, self.space.template)
+        if difference:
+            raise ValueError(f"params are not like those of this posterior: {difference}")
+        own = jax.tree.leaves(self.mean)
+        given = jax.tree.leaves(params)
+        for i, name in enumerate(leaf_names(params)):
+            fixed = i not in self.space.slices
+            if fixed and is_concrete(own[i], given[i]) and not bool((own[i] == given[i]).all()):
+                raise ValueError(
+                    f"params differ from this posterior's in the leaf {name!r}, which is outside "
+                    "of the subset and not random: an update moves the random ones alone"
+                )
+        return params
+
     def effective_parameters(self, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         """gamma = P - tr(T Lambda^-1): how many parameters the data determine (MacKay)."""
-        return self(prior_arguments).precision.effective_parameters()
+        arguments = self.parse(prior_arguments)
+        posterior = self.sound(arguments)
+        if arguments.structured is not None:  # T has no diagonal, the determinant has a slope
+            return determined_by_data(self, arguments)
+        return posterior.precision.effective_parameters()
 
 
 def check_posterior_fn(given: object) -> PosteriorFn:

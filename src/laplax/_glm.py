@@ -14,6 +14,7 @@ from ._arguments import in_our_words, warn, whole_number
 from ._chain import PosteriorFn, check_posterior_fn
 from ._data import DataLike, Loader, progress_bar
 from ._linearised import linearised
+from ._measure import measurement_of, operator_again
 from ._problem import Problem
 from ._space import ParamSpace
 from ._tree import PyTree
@@ -100,22 +101,8 @@ def glm_mode(
 
 def _measured(fitted: PosteriorFn, problem: Problem, progress: bool | None) -> PosteriorFn:
     """The posterior with its curvature measured as before, on another problem."""
-    how = fitted.measurement
-    assert how is not None
-    local = LocalCurvature(
-        problem.params, how.curvature, problem.model, problem.likelihood, fitted.space
-    )
-    operator = CurvatureOperator(
-        local,
-        problem.data,
-        problem.traced,
-        num_total_samples=fitted.num_total_samples,
-        num_curv_samples=how.num_curv_samples,
-        batch_size=how.batch_size,
-        memory_budget=how.memory_budget,
-        progress=progress,
-    )
-    return measure(problem, operator, how.estimator)[0]
+    operator = operator_again(fitted, problem, fitted.num_total_samples, progress)
+    return measure(problem, operator, measurement_of(fitted).estimator)[0]
 
 
 def _check(fitted: PosteriorFn, tolerance: float, refit_curvature: bool) -> None:
@@ -126,12 +113,8 @@ def _check(fitted: PosteriorFn, tolerance: float, refit_curvature: bool) -> None
             "the GLM mode needs a Gaussian prior on weights; this posterior has a prior on "
             "functions. Fit with laplace(...), or train with laplax.fsp"
         )
-    if refit_curvature and fitted.measurement is None:
-        raise ValueError(
-            "this posterior_fn does not know how its curvature was measured: it was loaded, "
-            "unpickled or passed through jax.jit. Pass the one that laplace returned, or "
-            "refit_curvature=False"
-        )
+    if refit_curvature:
+        measurement_of(fitted, ", or refit_curvature=False")
 
 
 class State(NamedTuple):
@@ -162,7 +145,7 @@ class Objective:
         from_prior = space.flatten(moved)
         if self.arguments.mean is not None:
             from_prior = from_prior - self.arguments.mean
-        pull = self.arguments.precision * from_prior
+        pull = self.arguments.prior_mv(from_prior)
         value = float(c) * float(fit.loss) + 0.5 * float(jnp.vdot(pull, from_prior))
         return State(offset, moved, value, c * space.flatten(fit.gradient) + pull)
 
@@ -180,7 +163,7 @@ class Objective:
 
         def product(v: jax.Array) -> jax.Array:
             scale = self.arguments.likelihood_scale * jnp.asarray(operator.scale, v.dtype)
-            return scale * operator.mv(v) + self.arguments.precision * v
+            return scale * operator.mv(v) + self.arguments.prior_mv(v)
 
         return product
 

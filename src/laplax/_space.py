@@ -119,6 +119,13 @@ class ParamSpace:
         object.__setattr__(self, "size", start)
 
     @property
+    def template(self) -> PyTree:
+        """The tree of the parameters, with shapes and dtypes in the place of arrays."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in pairs]
+        return jax.tree.unflatten(self.treedef, structs)
+
+    @property
     def whole(self) -> "ParamSpace":
         """The space of all entries of the selected leaves: what derivatives are computed in."""
         none = (None,) * len(self.elements)

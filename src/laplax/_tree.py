@@ -50,7 +50,43 @@ def same_structure(tree: PyTree, other: PyTree) -> bool:
 def leaf_names(tree: PyTree) -> list[str]:
     """The path of each leaf as people write it: `layers/0/kernel`."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in paths]
+    return [_name(path) for path, _ in paths]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+
+
+def tree_difference(given: PyTree, params: PyTree, prefix: bool = False) -> str:
+    """Where a tree that should be like `params` differs from it first, or an empty string.
+
+    A `prefix` matches params from the top: one leaf may stand for all that is below, and shapes do
+    not matter.
+    """
+    own = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+    other = dict(jax.tree_util.tree_flatten_with_path(given)[0])
+    above = {path: _beginnings(path) if prefix else {path} for path in own}
+    for path, allowed in above.items():
+        if allowed.isdisjoint(other):
+            return f"params have {_name(path)!r}, which it does not"
+    known = set().union(*above.values())
+    for path in other:
+        if path not in known:
+            return f"it has {_name(path)!r}, which params have not"
+    if prefix:
+        return ""
+    for path, leaf in own.items():
+        shape = jnp.shape(other[path])
+        if shape != leaf.shape:
+            return f"{_name(path)!r} has shape {shape}, and {leaf.shape} in params"
+    if same_structure(given, params):
+        return ""
+    kinds = f"{jax.tree.structure(given)}, and {jax.tree.structure(params)} in params"
+    return f"the containers are {kinds}"
+
+
+def _beginnings(path: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+    return {path[:n] for n in range(len(path) + 1)}
 
 
 Shapes = tuple[Any, tuple[tuple[Any, Any, bool], ...]]

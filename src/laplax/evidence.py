@@ -172,6 +172,16 @@ def log_evidence(
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
+def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
+    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
+
+    def logdet(log_c: jax.Array) -> jax.Array:
+        scaled = arguments._replace(sigma_squared=jnp.exp(-log_c), temperature=jnp.ones_like(log_c))
+        return posterior_fn.precision(scaled).logdet_ratio()
+
+    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
+
+
 def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> Vector:
     """How far the weights lie from the prior's mean."""
     offset = posterior_fn.space.vector(posterior_fn.mean, posterior_fn.structure.by_leaf)
@@ -203,6 +213,5 @@ def gradient_of_joint(
 ) -> Vector:
     """`c g_data + T (theta - mu0)`, the slope of the negative log joint at the weights."""
     gradient = posterior_fn.space.vector(fit.gradient, posterior_fn.structure.by_leaf)
-    offset = prior_offset(posterior_fn, arguments)
-    c = arguments.likelihood_scale
-    return each(lambda g, t, v: c * g + t * v, gradient, arguments.precision, offset)
+    pull = arguments.prior_mv(prior_offset(posterior_fn, arguments))
+    return each(lambda g, p: arguments.likelihood_scale * g + p, gradient, pull)

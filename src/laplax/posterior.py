@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import check_key, warn, whole_number
+from ._as_prior import check_same_kind, prior_of_posterior, take_prior, with_prior
 from ._data import Form
 from ._engine import vectors
 from ._engine.arrays import is_concrete
@@ -19,15 +20,17 @@ from ._engine.shards import axes_in_use, on_automatic_axes
 from ._engine.vectors import Vector
 from ._fingerprint import Fingerprint
 from ._model import Model, check_signature
+from ._prior_precision import DiagonalPriorPrecision
 from ._problem import Problem, make_problem
 from ._same import same_outputs
 from ._space import ParamSpace
-from ._tree import PyTree, pytree, static
+from ._tree import PyTree, leaf_names, pytree, static
 from .curvature import Curvature
 from .estimators import Estimator
 from .likelihoods import Likelihood, as_likelihood
+from .prior import Prior
 from .priors import PriorArguments, parse_prior_arguments
-from .structures import Precision, Structure
+from .structures import EXACT, Precision, Structure, UpdatedPrecision, merged, split, updated
 
 
 @pytree
@@ -150,6 +153,32 @@ class Posterior:
         constant = self.precision.dimension * math.log(2 * math.pi)
         return 0.5 * (self.logdet() - vectors.dot(v, self.precision.mv(v)) - constant)
 
+    def as_prior(self, *, merge: str | None = None, rank: int | None = None) -> Prior:
+        """This posterior as the prior of further data, Bayes' rule one step on.
+
+        The prior goes among the prior arguments of a fit to the new data, and into training as
+        `prior.neg_log_prob(params)`:
+
+            prior = posterior_fn(prior_arguments).as_prior()
+            new_fn({"prior": prior})
+
+        Its precision `G0 + T0` keeps the structure of this curvature: full, diagonal and low-rank
+        ones are exact, and so are blocks.
+
+        Args:
+            merge: For Kronecker products (`"kfac"`, `"ekfac"`), which are not closed under sums.
+                `"exact"` keeps all terms: products and penalties are exact, and a posterior needs
+                every layer as a dense matrix. `"nearest"` keeps the one nearest to the sum in
+                Frobenius norm, for layers of any size. None goes on as before, `"exact"` at first.
+            rank: Keep so many leading eigenpairs of a low-rank curvature;
+                `prior.precision.dropped` is the share of its trace that is lost.
+        """
+        structure, diagonal = split(self.precision)
+        if merge is None and isinstance(self.precision, UpdatedPrecision):
+            merge = self.precision.merge
+        merge = EXACT if merge is None else merge
+        return prior_of_posterior(self.mean, self.space, structure, diagonal, merge, rank)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measurement:
@@ -249,9 +278,54 @@ class PosteriorFamily(WeakInside):
     def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
         """Check hyperparameters and bring them into the flat space."""
         structure = self.structure
-        return parse_prior_arguments(
-            prior_arguments, self.space, self.likelihood, structure.own_prior, structure.by_leaf
+        own_prior = structure.own_prior
+        prior, others = take_prior(prior_arguments, own_prior)
+        arguments = parse_prior_arguments(
+            others, self.space, self.likelihood, own_prior, structure.by_leaf
         )
+        if prior is None:
+            return arguments
+        return with_prior(arguments, prior, self.space, structure.by_leaf)
+
+    def prior(self, prior_arguments: Mapping[str, Any]) -> Prior:
+        """The prior of these hyperparameters on the parameters that vary, as an object.
+
+        `prior.neg_log_prob(params)` is the penalty that belongs to this posterior in training.
+        """
+        if self.structure.own_prior:
+            raise ValueError(
+                "this posterior has a prior on functions, which has no density on weights; "
+                "laplax.fsp.fsp_objective is the objective to train with"
+            )
+        arguments = self.parse(prior_arguments)
+        by_leaf = self.structure.by_leaf
+        diagonal = DiagonalPriorPrecision.of(arguments.precision, self.space)
+        return Prior(arguments.structured or diagonal, arguments.mean, self.space, by_leaf)
+
+    def as_prior(
+        self,
+        prior_arguments: Mapping[str, Any],
+        *,
+        merge: str | None = None,
+        rank: int | None = None,
+    ) -> Prior:
+        """`posterior_fn(prior_arguments).as_prior()` without the posterior in between.
+
+        It serves where the posterior of a sum of Kronecker products would not fit the memory. See
+        `Posterior.as_prior` for the arguments.
+        """
+        arguments = self.parse(prior_arguments)
+        if self.structure.own_prior:
+            return self.sound(arguments).as_prior(merge=merge, rank=rank)
+        self._check_kind(arguments)
+        structure = self.structure.times(arguments.likelihood_scale)
+        earlier = arguments.structured
+        if merge is None:
+            merge = EXACT if earlier is None else earlier.merge
+        if earlier is not None:
+            structure = merged(structure, earlier.structure, merge)
+        diagonal = arguments.precision
+        return prior_of_posterior(self.mean, self.space, structure, diagonal, merge, rank)
 
     def check_params(self, params: PyTree) -> None:
         """Refuse parameters that are not the ones this posterior was fitted at."""
@@ -338,10 +412,33 @@ class PosteriorFamily(WeakInside):
 
     def at(self, arguments: PriorArguments) -> Posterior:
         """The posterior for checked hyperparameters."""
-        sources = {start: arguments.sources[i] for i, (start, _) in self.space.slices.items()}
-        self.structure.check_prior(sources)
-        precision = _precision(self.structure, arguments.likelihood_scale, arguments.precision)
+        self._check_kind(arguments)
+        precision = self.precision(arguments)
         return Posterior(self.mean, precision, self.space, self.structure.dense_scale)
+
+    def precision(self, arguments: PriorArguments) -> Precision:
+        """The posterior precision for checked hyperparameters that belong to this curvature."""
+        c = arguments.likelihood_scale
+        earlier = arguments.structured
+        if earlier is None:
+            return _precision(self.structure, c, arguments.precision)
+        ratio = earlier.ratio
+        # Without one no posterior fits the memory, which the factorisation says.
+        ratio = jnp.full_like(c, jnp.nan) if ratio is None else ratio
+        return _updated(
+            earlier.structure, ratio, earlier.merge, self.structure, c, arguments.precision
+        )
+
+    def _check_kind(self, arguments: PriorArguments) -> None:
+        """Refuse a prior that does not go with the structure of the curvature."""
+        slices = self.space.slices
+        if arguments.structured is None:
+            sources = {start: arguments.sources[i] for i, (start, _) in slices.items()}
+            self.structure.check_prior(sources)
+            return
+        names = leaf_names(self.mean)
+        starts = {start: names[i] for i, (start, _) in slices.items()}
+        check_same_kind(self.structure, arguments.structured.structure, starts)
 
 
 @jax.jit
@@ -358,6 +455,9 @@ def _spectral(structure: Structure) -> Structure:
 @jax.jit
 def _precision(structure: Structure, c: jax.Array, prior: jax.Array) -> Precision:
     return structure.precision(c, prior)
+
+
+_updated = jax.jit(updated, static_argnums=2)
 
 
 @jax.jit

@@ -16,6 +16,7 @@ from .taps import ADDITIONS, PRODUCTS, Meeting, Program
 
 Subset = str | re.Pattern[str] | Callable[[str], bool] | PyTree | None
 Masks = tuple[bool | np.ndarray, ...]
+LAST_LAYER = "last_layer"
 
 
 def largest_variance(variances: PyTree, k: int) -> PyTree:
@@ -71,16 +72,28 @@ def select(subset: Subset, params: PyTree, known: Traced) -> ParamSpace:
     """
     if subset is None:
         return known.space
-    return ParamSpace.of(params, _masks(subset, params, known))
+    if isinstance(subset, str) and subset == LAST_LAYER:
+        chosen = last_layer(known.program)
+        return ParamSpace.of(params, [i in chosen for i in range(len(known.space.shapes))])
+    return ParamSpace.of(params, _masks(subset, params))
 
 
-def _masks(subset: Subset, params: PyTree, known: Traced) -> Masks:
+def select_leaves(subset: Subset, params: PyTree) -> ParamSpace:
+    """The same where there is no model, which alone knows its last layer."""
+    if subset is None:
+        return ParamSpace.of(params)
+    if isinstance(subset, str) and subset == LAST_LAYER:
+        raise ValueError(
+            "subset='last_layer' needs a model, and there is none here: name the leaves (a glob, a "
+            "mask), or take the prior of a fit, posterior_fn.prior(prior_arguments)"
+        )
+    return ParamSpace.of(params, _masks(subset, params))
+
+
+def _masks(subset: Subset, params: PyTree) -> Masks:
     """What varies, leaf by leaf of `params`: a truth value, or a mask of the leaf's shape."""
     selected: Masks
     names = leaf_names(params)
-    if isinstance(subset, str) and subset == "last_layer":
-        chosen = last_layer(known.program)
-        return tuple(i in chosen for i in range(len(names)))
     if isinstance(subset, str):
         selected = tuple(fnmatch.fnmatchcase(name, subset) for name in names)
     elif isinstance(subset, re.Pattern):

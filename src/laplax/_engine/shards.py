@@ -12,7 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from .._tree import PyTree
 from . import versions
@@ -107,7 +114,7 @@ def on_one_device(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.device_put(x, here) if _is_elsewhere(x, here) else x, tree)
 
 
-def _is_elsewhere(x: object, device: jax.Device) -> bool:
+def _is_elsewhere(x: Any, device: jax.Device) -> bool:
     alone = isinstance(x, jax.Array) and isinstance(x.sharding, SingleDeviceSharding)
     return alone and x.devices() != {device}
 

@@ -195,8 +195,14 @@ class GradientDescent(Method):
         self, objective: Searched, initial: dict[str, PyTree], progress: bool | None
     ) -> tuple[dict[str, PyTree], Trace]:
         """The best point on the way is the answer; of those that look alike, the last."""
-        fixed = {name: x for name, x in initial.items() if name == "prior_mean" and x is not None}
-        free = {name: x for name, x in initial.items() if name != "prior_mean"}
+        kept = ("prior", "prior_mean")
+        fixed = {name: x for name, x in initial.items() if name in kept and x is not None}
+        free = {name: x for name, x in initial.items() if name not in kept}
+        if not free:
+            raise ValueError(
+                "there is nothing to choose: prior_arguments has a 'prior', and the likelihood no "
+                "noise. To move the temperature, name it: {'prior': prior, 'temperature': 1.0}"
+            )
         start = jax.tree.map(lambda x: jnp.log(jnp.asarray(x, float)), free)
         optimizer = self.optimizer or _optim.default_optimizer(self.learning_rate, self.num_steps)
         descent = _optim.Descent(optimizer, self.num_steps, "gradient descent", progress)

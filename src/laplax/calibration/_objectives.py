@@ -28,11 +28,11 @@ from ..evaluation import (
     needed_fields,
     observe,
 )
-from ..evidence import log_evidence, prior_offset
+from ..evidence import determined_by_data, log_evidence, prior_offset
 from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
-from ..priors import PriorArguments, is_scalar
+from ..priors import is_scalar
 from ..pushforward import (
     Moments,
     PredictiveFamily,
@@ -115,16 +115,6 @@ class EvidenceObjective(WeakInside):
         return residual / jnp.clip(residual, least, noise)
 
 
-def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
-    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
-
-    def logdet(log_c: jax.Array) -> jax.Array:
-        structure, prior = posterior_fn.structure, arguments.precision
-        return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
-
-    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
-
-
 @pytree
 class PredictiveObjective(WeakInside):
     """A metric of the predictions on held-out data.
@@ -177,7 +167,8 @@ class PredictiveObjective(WeakInside):
     ) -> Mapping[str, jax.Array]:
         p = self.predictive
         arguments = p.posterior_fn.parse(prior_arguments)
-        if self.projection is None or not is_scalar(arguments.precision):
+        vector = not is_scalar(arguments.precision)
+        if self.projection is None or vector or arguments.structured is not None:
             posterior = p.posterior_fn.at(arguments)
             if self.training is not None:
                 cov = covariances(p.at(posterior, arguments.sigma_squared), self.input)

@@ -57,8 +57,11 @@ def calibrate(
     """The best prior arguments, and the predictive with the record of the search."""
     search = method if isinstance(method, Method) else METHODS.make(method)
     fixed = dict(prior_arguments or {})
-    predictive.posterior_fn.parse({"prior_prec": 1.0, **fixed})  # refused before work starts
+    has_prior = "prior" in fixed
+    predictive.posterior_fn.parse({**_any_prior(fixed), **fixed})  # refused before work starts
     target = _resolve_objective(objective, search, fixed)
+    if has_prior:
+        _check_with_prior(target, search)
     has_noise = predictive.posterior_fn.likelihood.has_noise
     chooses_noise = has_noise and "sigma_squared" not in fixed
     noise_by_grid = chooses_noise and isinstance(search, GridSearch)
@@ -70,6 +73,8 @@ def calibrate(
     # factorisation in single precision could fail although the eigenvalues served.
     searched = getattr(judged, "predictive", predictive)
     start = natural_scale(judged, searched.posterior_fn, fixed)
+    if has_prior:
+        del start["prior_prec"]
     dtype = predictive.posterior_fn.space.dtype
     scale = {name: jnp.asarray(value, dtype) for name, value in start.items()}
     to_minimise = Searched(judged, scale)
@@ -82,6 +87,24 @@ def calibrate(
         warn_if_contradicted(judged, best)
     chosen = Calibrated(best, predictive.recipe, predictive.key)
     return chosen, dataclasses.replace(searched, trace=trace)
+
+
+def _any_prior(fixed: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    return {} if "prior" in fixed else {"prior_prec": 1.0}
+
+
+def _check_with_prior(target: Target, method: Method) -> None:
+    """What a prior that earlier data left allows: its precision is no hyperparameter."""
+    if isinstance(method, GridSearch):
+        raise ValueError(
+            "a grid search chooses the prior precision, and 'prior' in prior_arguments is one; "
+            "write calibration_method='gradient_descent', which keeps it and chooses the noise"
+        )
+    if target is CalibrationObjective.LEAVE_ONE_OUT:
+        raise ValueError(
+            "calibration_objective='leave_one_out' is for 'prior_prec'; with a 'prior' that "
+            "earlier data left, use the evidence, or 'nll' on held-out data"
+        )
 
 
 def _has_temperature(objective: Objective) -> TypeGuard[PredictiveObjective]:

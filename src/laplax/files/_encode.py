@@ -18,7 +18,7 @@ from .._model import Model
 from .._tree import PyTree
 from ..calibration import Calibrated
 from ..likelihoods import LIKELIHOODS, Gaussian, Likelihood, as_likelihood
-from ._classes import NAMES
+from ._classes import AT_PARAMS, NAMES
 
 PARAMS_FIELD = "mean"  # of a posterior: the parameters
 DRAWN_FIELD = "ensemble"  # of a predictive: drawn again from its key, it is many times the rest
@@ -77,7 +77,7 @@ class Encoder:
         names = [field.name for field in fields if field.name not in left_out]
         return {
             name: {PARAMS: None}
-            if name == PARAMS_FIELD
+            if name == PARAMS_FIELD and isinstance(value, AT_PARAMS)
             else self.encode(getattr(value, name), f"{where}/{name}")
             for name in names
         }

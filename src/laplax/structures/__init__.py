@@ -5,7 +5,10 @@ from .._tree import static as static
 from ._base import Precision as Precision
 from ._base import Projection as Projection
 from ._block_diagonal import BlockDiagonal as BlockDiagonal
+from ._block_diagonal import BlockSum as BlockSum
+from ._block_diagonal import BlockSumPrecision as BlockSumPrecision
 from ._block_diagonal import Diagonal as Diagonal
+from ._block_diagonal import differing_block as differing_block
 from ._blocks import Block as Block
 from ._blocks import DenseBlock as DenseBlock
 from ._blocks import DiagonalBlock as DiagonalBlock
@@ -26,4 +29,12 @@ from ._jacobian import Outer as Outer
 from ._low_rank import GeneralLowRank as GeneralLowRank
 from ._structure import Dense as Dense
 from ._structure import LowRank as LowRank
+from ._structure import LowRankSum as LowRankSum
 from ._structure import Structure as Structure
+from ._updated import EXACT as EXACT
+from ._updated import MERGES as MERGES
+from ._updated import NEAREST as NEAREST
+from ._updated import UpdatedPrecision as UpdatedPrecision
+from ._updated import merged as merged
+from ._updated import split as split
+from ._updated import updated as updated

@@ -6,6 +6,7 @@ posterior is elementwise in its coordinates. Only the rotation differs between t
 
 import abc
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,11 @@ class Block(abc.ABC):
         """e as a vector, one entry for each coordinate."""
         return self.values.reshape(-1)
 
+    def with_eigenvalues(self, e: jax.Array) -> Self:
+        """The same eigenbasis with other eigenvalues; what lies outside of it is left out."""
+        values = e[: self.values.size].reshape(self.values.shape)
+        return dataclasses.replace(self, values=values)
+
     @abc.abstractmethod
     def rotate(self, v: jax.Array) -> jax.Array:
         """Into the eigenbasis of the block: `Q^T v`."""
@@ -45,6 +51,11 @@ class Block(abc.ABC):
     def apply(self, d: jax.Array, v: jax.Array) -> jax.Array:
         """`Q diag(d) Q^T v`, for d in the order of `eigenvalues`."""
         return self.unrotate(d[:, None] * self.rotate(v))
+
+    def energy(self, v: jax.Array) -> jax.Array:
+        """`v^T Q diag(e) Q^T v` for one vector, shape (size,)."""
+        coordinates = self.rotate(v[:, None])[:, 0]
+        return jnp.sum(self.values.reshape(-1) * jnp.square(coordinates))
 
     @abc.abstractmethod
     def squares(self, d: jax.Array) -> jax.Array:
@@ -62,6 +73,10 @@ class Block(abc.ABC):
 @pytree
 class DiagonalBlock(Block):
     """Q = I."""
+
+    def with_eigenvalues(self, e: jax.Array) -> "DiagonalBlock":
+        """In the shape they come in: by leaves, that of the leaf."""
+        return DiagonalBlock(e)
 
     def rotate(self, v: jax.Array) -> jax.Array:
         return v

@@ -16,7 +16,7 @@ from .._engine.vectors import Leaves, Vector
 from .._space import ParamSpace
 from .._tree import pytree, static
 from ._base import resolves
-from ._block_diagonal import check_layers, scaled
+from ._block_diagonal import check_one_prior_per_block
 from ._blocks import Block, DiagonalBlock, deep_axes
 from ._coordinates import (
     MIN_RESIDUAL_SHARE,
@@ -178,9 +178,10 @@ class ByLeaf(Eigen):
                 checks.append(resolves(jnp.max(values) / smallest))
         return jnp.all(jnp.asarray(checks))
 
-    def times(self, scale: float | jax.Array) -> "ByLeaf":
-        """The eigenvalues of every block times the scale."""
-        return ByLeaf(scaled(self.blocks, jnp.asarray(scale, self.dtype)), self.leaves, self.shapes)
+    def with_spectrum(self, values: Sequence[jax.Array]) -> "ByLeaf":
+        pairs = zip(self.blocks, values, strict=True)
+        blocks = tuple(block.with_eigenvalues(e) for block, e in pairs)
+        return ByLeaf(blocks, self.leaves, self.shapes)
 
     def mv(self, v: Vector) -> Leaves:
         return self.apply(self.spectrum, v)
@@ -203,16 +204,16 @@ class ByLeaf(Eigen):
 
         return jax.vmap(product)(jnp.eye(self.size, dtype=self.dtype))
 
-    def check_prior(self, sources: Mapping[int, int | None]) -> None:
+    def check_prior(self, sources: Mapping[int, int | None], name: str = "prior_prec") -> None:
         """A block that mixes parameters needs one prior precision for all of them."""
         several = len(set(sources.values())) > 1 or None in sources.values()
         if several and any(isinstance(block, LeafBasis) for block in self.blocks):
             raise ValueError(
                 "a low-rank curvature of parameters that devices divide takes one number as "
-                "prior_prec; for one per layer or per parameter use curv_type='diagonal' or "
+                f"{name}; for one per layer or per parameter use curv_type='diagonal' or "
                 "'kfac', or parameters that are whole on every device"
             )
-        check_layers(self.parts(), sources)
+        check_one_prior_per_block(self.parts(), sources, name)
 
 
 def _placed(block: Block, space: ParamSpace, numbers: list[int]) -> Block:

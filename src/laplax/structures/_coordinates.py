@@ -378,6 +378,18 @@ def take(v: jax.Array, group: Group) -> jax.Array:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
+def put(parts: Sequence[jax.Array], groups: Sequence[Group]) -> jax.Array:
+    """Blocks back into the flat order: what `take` took, for all groups together."""
+    pieces: dict[int, jax.Array] = {}
+    for group, part in zip(groups, parts, strict=True):
+        offset = 0
+        for start, size in group:
+            pieces[start] = take(part, ((offset, size),))
+            offset += size
+    flat = [pieces[start] for start in sorted(pieces)]
+    return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+
 def total(parts: Iterable[jax.Array]) -> jax.Array:
     """The sum of one or more arrays."""
     first, *others = parts

@@ -11,7 +11,7 @@ from .._engine.vectors import Vector
 from .._tree import pytree
 from ._base import LOST, Precision, Projection
 from ._blocks import Block, DiagonalBlock
-from ._coordinates import Coordinates, Group, take, total
+from ._coordinates import Coordinates, Group, put, take, total
 from ._jacobian import Jacobian
 
 
@@ -75,14 +75,7 @@ class Eigenbasis(abc.ABC):
 
     def _put(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Blocks back into the flat order."""
-        pieces: dict[int, jax.Array] = {}
-        for (_, group), part in zip(self.parts(), parts, strict=True):
-            offset = 0
-            for start, size in group:
-                pieces[start] = take(part, ((offset, size),))
-                offset += size
-        flat = [pieces[start] for start in sorted(pieces)]
-        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+        return put(parts, [group for _, group in self.parts()])
 
 
 @pytree

@@ -15,10 +15,10 @@ from ._jacobian import Jacobian
 
 @pytree
 class GeneralLowRank(Precision):
-    """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U (c S)^1/2 = Q K, in an orthonormal basis Q.
+    """T^1/2 (I + V V^T) T^1/2 with V = T^-1/2 U B = Q K, in an orthonormal basis Q.
 
     I + V V^T is I + K K^T = C C^T inside of Q and I outside. Q is that of T^-1/2 U, which has full
-    rank where S is zero, too; an eigenbasis would have no gradient at equal eigenvalues.
+    rank where B has not; an eigenbasis would have no gradient at equal eigenvalues.
     """
 
     q: jax.Array
@@ -99,21 +99,26 @@ class GeneralLowRank(Precision):
         """log det (I + V^T V)."""
         return 2 * jnp.sum(jnp.log(diagonal(self.cholesky)))
 
+    def factor(self) -> tuple[jax.Array, jax.Array]:
+        """U and B of U B B^T U^T = Lambda - T, U orthonormal."""
+        basis, turn = qr(columns(self._root, self.q))
+        return basis, turn @ self.inner
 
-def general_low_rank(
-    basis: jax.Array, eigenvalues: jax.Array, c: jax.Array, prior: jax.Array
-) -> GeneralLowRank:
-    """c U S U^T + T for one prior precision per parameter."""
-    # Two roots, not the root of the product: its gradient in c fails where S is zero.
-    roots = jnp.sqrt(c) * jnp.sqrt(eigenvalues)
+
+def general_low_rank(basis: jax.Array, root: jax.Array, prior: jax.Array) -> GeneralLowRank:
+    """U B B^T U^T + T for one prior precision per parameter; B (r, m), or a diagonal (r,)."""
     white = basis / jnp.sqrt(prior)[:, None]
     q, r = qr(white)
     return GeneralLowRank(
         q=q,
-        inner=r * roots[None],
-        cholesky=_shifted_gram(white * roots[None]),
+        inner=_times(r, root),
+        cholesky=_shifted_gram(_times(white, root)),
         prior=prior,
     )
+
+
+def _times(matrix: jax.Array, root: jax.Array) -> jax.Array:
+    return matrix * root[None] if root.ndim == 1 else matrix @ root
 
 
 def _shifted_gram(x: jax.Array) -> jax.Array:
