@@ -53,8 +53,8 @@ def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> D
     cost = problem.traced.cost
     count = None if isinstance(problem.data, Loader) else problem.data.num_examples
     work = Work(4 * cost.activation_bytes, cost.has_convolution) if gradient else cost.forward_work
-    term = _DataTerm(problem.params, problem.model, problem.likelihood)
-    step = _gradient_of_batch if gradient else _fit_of_batch
+    term = DataTerm(problem.params, problem.model, problem.likelihood)
+    step = _gradient_of_batch if gradient else fit_of_batch
     fit: DataFit = sum_over(step, problem.data, cut(work, count), term)
     if num_total_samples is None:
         return fit
@@ -63,7 +63,7 @@ def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> D
 
 
 @pytree
-class _DataTerm(WeakInside):
+class DataTerm(WeakInside):
     """What a step over the data needs of a problem."""
 
     params: PyTree
@@ -102,13 +102,13 @@ def residual_variance(
     )
     count = None if isinstance(problem.data, Loader) else problem.data.num_examples
     chunks = cut(problem.traced.cost.forward_work, count)
-    term = _DataTerm(problem.params, problem.model, problem.likelihood)
+    term = DataTerm(problem.params, problem.model, problem.likelihood)
     squares, weights = sum_over(_residuals_of_batch, problem.data, chunks, term)
     found: jax.Array = squares / weights
     return found
 
 
-def _residuals_of_batch(batch: Batch, term: _DataTerm) -> tuple[jax.Array, jax.Array]:
+def _residuals_of_batch(batch: Batch, term: DataTerm) -> tuple[jax.Array, jax.Array]:
     """Sums of squares and of weights, one for each output."""
     f = term.model.batch(batch.input, term.params)
     squares = jnp.square(f - batch.target.astype(f.dtype))
@@ -133,11 +133,11 @@ def evidence_sums(
     return fit
 
 
-def _fit_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
+def fit_of_batch(batch: Batch, term: DataTerm) -> DataFit:
     return _fit_of_outputs(batch, term, term.model.batch(batch.input, term.params))
 
 
-def _gradient_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
+def _gradient_of_batch(batch: Batch, term: DataTerm) -> DataFit:
     f, pull = jax.vjp(lambda params: term.model.batch(batch.input, params), term.params)
     fit, pull_loss = jax.vjp(lambda f: _fit_of_outputs(batch, term, f), f)
     zero = jnp.zeros_like(fit.loss)
@@ -145,7 +145,7 @@ def _gradient_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
     return dataclasses.replace(fit, gradient=jax.tree.map(widen, pull(residual)[0]))
 
 
-def _fit_of_outputs(batch: Batch, term: _DataTerm, f: jax.Array) -> DataFit:
+def _fit_of_outputs(batch: Batch, term: DataTerm, f: jax.Array) -> DataFit:
     if batch.weight is None:
         fits = jax.vmap(term.likelihood.data_fit)(f, batch.target)
     else:
@@ -175,6 +175,16 @@ def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> ja
     """How far the weights lie from the prior's mean, shape (P,)."""
     offset = posterior_fn.space.flatten(posterior_fn.mean)
     return offset if arguments.mean is None else offset - arguments.mean
+
+
+def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
+    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
+
+    def logdet(log_c: jax.Array) -> jax.Array:
+        structure, prior = posterior_fn.structure, arguments.precision
+        return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
+
+    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
 
 
 def mode_distance(

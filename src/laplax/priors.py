@@ -55,7 +55,7 @@ def parse_prior_arguments(
         mean=mean,
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
-        sources=_sources(given["prior_prec"], space),
+        sources=sources_of(given["prior_prec"], space),
     )
 
 
@@ -114,7 +114,13 @@ def _positive_scalar(value: PyTree, name: str, space: ParamSpace) -> jax.Array:
 
 
 def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
-    """A pytree prefix of `params` to (P,): numbers, or arrays that a leaf's shape extends."""
+    """A pytree prefix of `params` to (P,)."""
+    pairs = zip(leaf_arguments(prefix, space, name), space.shapes, strict=True)
+    return space.flatten([jnp.broadcast_to(array, shape) for array, shape in pairs])
+
+
+def leaf_arguments(prefix: PyTree, space: ParamSpace, name: str) -> list[jax.Array]:
+    """What a pytree prefix of `params` has for each leaf: a number, or what its shape extends."""
     template = space.template
     try:
         full = jax.tree.leaves(jax.tree.broadcast(prefix, template))
@@ -125,7 +131,7 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
             f"{where and f': {where}'}; params are {space.treedef}, given was "
             f"{jax.tree.structure(prefix)}"
         ) from None
-    parts = []
+    arrays = []
     for leaf, shape, path in zip(full, space.shapes, leaf_names(template), strict=True):
         array = owned(leaf).astype(space.dtype)
         if array.shape and not _extends(array.shape, shape):
@@ -133,8 +139,8 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str) -> jax.Array:
                 f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "
                 f"parameter's shape {shape}, in which an axis may have length 1"
             )
-        parts.append(jnp.broadcast_to(array, shape))
-    return space.flatten(parts)
+        arrays.append(array)
+    return arrays
 
 
 def _extends(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -146,7 +152,7 @@ def _extends(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(given) == len(shape) and all(size in (1, whole) for size, whole in pairs)
 
 
-def _sources(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:
+def sources_of(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:
     """Which entry of a pytree prefix each leaf takes its number from; None where it has many."""
     leaves, treedef = jax.tree.flatten(prefix)
     numbered = jax.tree.unflatten(treedef, list(range(len(leaves))))

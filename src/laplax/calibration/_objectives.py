@@ -28,11 +28,10 @@ from ..evaluation import (
     needed_fields,
     observe,
 )
-from ..evidence import log_evidence, prior_offset
+from ..evidence import determined_by_data, log_evidence, prior_offset
 from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
-from ..priors import PriorArguments
 from ..pushforward import (
     Moments,
     PredictiveFamily,
@@ -113,16 +112,6 @@ class EvidenceObjective(WeakInside):
         )
         least = noise * jnp.maximum(1 - fitted * arguments.temperature, 0)
         return residual / jnp.clip(residual, least, noise)
-
-
-def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
-    """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
-
-    def logdet(log_c: jax.Array) -> jax.Array:
-        structure, prior = posterior_fn.structure, arguments.precision
-        return structure.precision(jnp.exp(log_c), prior).logdet_ratio()
-
-    return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
 
 
 @pytree

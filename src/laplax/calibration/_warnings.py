@@ -8,7 +8,8 @@ import numpy as np
 from .._arguments import warn
 from .._engine.memo import model_jit
 from .._tree import PyTree
-from ._objectives import PredictiveObjective, determined_by_data
+from ..evidence import determined_by_data
+from ._objectives import PredictiveObjective
 from ._points import CalibrationWarning, Searched
 
 FLAT = 1e-6  # of the largest value
