@@ -134,6 +134,7 @@ def evidence_sums(
 
 
 def fit_of_batch(batch: Batch, term: DataTerm) -> DataFit:
+    """The sums of one batch."""
     return _fit_of_outputs(batch, term, term.model.batch(batch.input, term.params))
 
 

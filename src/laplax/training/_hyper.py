@@ -165,8 +165,13 @@ def _has_scalar_precision(state: HyperState) -> bool:
     return is_scalar({**state.fixed, **state.logs}["prior_prec"])
 
 
+# The evidence of a fixed curvature has no noise to average over. The usual 0.999 remembers the
+# gradients of a far start for a thousand steps, which are then too small.
+SECOND_MOMENT_DECAY = 0.95
+
+
 @functools.cache
 def _adam() -> "GradientTransformation":
     import optax
 
-    return optax.scale_by_adam()
+    return optax.scale_by_adam(b2=SECOND_MOMENT_DECAY)

@@ -259,7 +259,8 @@ class _Run:
     def train(self, state: HyperState) -> MarglikResult:
         """All epochs, and the best of what was seen."""
         schedule = self.schedule
-        assert schedule.num_epochs is not None and schedule.num_steps is not None
+        assert schedule.num_epochs is not None
+        assert schedule.num_steps is not None
         record = _Record(_unfitted(self.problem.params, state))
         params = self.problem.params
         with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
