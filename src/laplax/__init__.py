@@ -73,7 +73,15 @@ _LATER = {
 }
 
 
-_LATER_MODULES = ("baselines", "conformal", "fsp", "ood", "shifts", "standard_errors")
+_LATER_MODULES = (
+    "baselines",
+    "conformal",
+    "fsp",
+    "ood",
+    "shifts",
+    "standard_errors",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -161,6 +161,15 @@ FOREIGN = {
     "sigma_noise": "sigma_squared = sigma_noise**2",
     "sigma": "sigma_squared = sigma**2",
     "noise_variance": "sigma_squared",
+    "epochs": "num_epochs",
+    "n_epochs": "num_epochs",
+    "n_epochs_burnin": "burn_in",
+    "lr_hyp": "hyper_learning_rate",
+    "n_hypersteps": "hyper_steps",
+    "marglik_frequency": "frequency",
+    "optimizer_cls": "optimizer=optax.adam(1e-3)",
+    "prior_prec_init": "prior_arguments={'prior_prec': ...}",
+    "sigma_noise_init": "prior_arguments={'sigma_squared': sigma_noise_init**2}",
 }
 
 

@@ -54,8 +54,8 @@ def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> D
     cost = problem.traced.cost
     count = None if isinstance(problem.data, Loader) else problem.data.num_examples
     work = Work(4 * cost.activation_bytes, cost.has_convolution) if gradient else cost.forward_work
-    term = _DataTerm(problem.params, problem.model, problem.likelihood)
-    step = _gradient_of_batch if gradient else _fit_of_batch
+    term = DataTerm(problem.params, problem.model, problem.likelihood)
+    step = _gradient_of_batch if gradient else fit_of_batch
     fit: DataFit = sum_over(step, problem.data, cut(work, count), term)
     if num_total_samples is None:
         return fit
@@ -64,7 +64,7 @@ def fit_of(problem: Problem, num_total_samples: int | None, gradient: bool) -> D
 
 
 @pytree
-class _DataTerm(WeakInside):
+class DataTerm(WeakInside):
     """What a step over the data needs of a problem."""
 
     params: PyTree
@@ -103,13 +103,13 @@ def residual_variance(
     )
     count = None if isinstance(problem.data, Loader) else problem.data.num_examples
     chunks = cut(problem.traced.cost.forward_work, count)
-    term = _DataTerm(problem.params, problem.model, problem.likelihood)
+    term = DataTerm(problem.params, problem.model, problem.likelihood)
     squares, weights = sum_over(_residuals_of_batch, problem.data, chunks, term)
     found: jax.Array = squares / weights
     return found
 
 
-def _residuals_of_batch(batch: Batch, term: _DataTerm) -> tuple[jax.Array, jax.Array]:
+def _residuals_of_batch(batch: Batch, term: DataTerm) -> tuple[jax.Array, jax.Array]:
     """Sums of squares and of weights, one for each output."""
     f = term.model.batch(batch.input, term.params)
     squares = jnp.square(f - batch.target.astype(f.dtype))
@@ -134,11 +134,12 @@ def evidence_sums(
     return fit
 
 
-def _fit_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
+def fit_of_batch(batch: Batch, term: DataTerm) -> DataFit:
+    """The sums of one batch."""
     return _fit_of_outputs(batch, term, term.model.batch(batch.input, term.params))
 
 
-def _gradient_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
+def _gradient_of_batch(batch: Batch, term: DataTerm) -> DataFit:
     f, pull = jax.vjp(lambda params: term.model.batch(batch.input, params), term.params)
     fit, pull_loss = jax.vjp(lambda f: _fit_of_outputs(batch, term, f), f)
     zero = jnp.zeros_like(fit.loss)
@@ -146,7 +147,7 @@ def _gradient_of_batch(batch: Batch, term: _DataTerm) -> DataFit:
     return dataclasses.replace(fit, gradient=jax.tree.map(widen, pull(residual)[0]))
 
 
-def _fit_of_outputs(batch: Batch, term: _DataTerm, f: jax.Array) -> DataFit:
+def _fit_of_outputs(batch: Batch, term: DataTerm, f: jax.Array) -> DataFit:
     if batch.weight is None:
         fits = jax.vmap(term.likelihood.data_fit)(f, batch.target)
     else:

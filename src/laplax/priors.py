@@ -69,7 +69,7 @@ def parse_prior_arguments(
         mean=mean,
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
-        sources=_sources(given["prior_prec"], space),
+        sources=sources_of(given["prior_prec"], space),
     )
 
 
@@ -123,7 +123,7 @@ def process_variance(
                 "process_noise holds variances: zero or more, and finite; smallest value "
                 f"{part.min()}"
             )
-    return found, _sources(noise, space)
+    return found, sources_of(noise, space)
 
 
 def _prior_mean(mean: PyTree, space: ParamSpace, by_leaf: bool) -> Vector:
@@ -151,10 +151,18 @@ def _positive_scalar(value: PyTree, name: str, space: ParamSpace) -> jax.Array:
 
 
 def _broadcast(prefix: PyTree, space: ParamSpace, name: str, by_leaf: bool = False) -> Vector:
-    """A pytree prefix of `params` to (P,): numbers, or arrays that a leaf's shape extends.
+    """A pytree prefix of `params` to (P,); by leaves, a number stays one."""
+    pairs = list(zip(leaf_arguments(prefix, space, name, by_leaf), space.shapes, strict=True))
+    if not by_leaf:
+        return space.flatten([jnp.broadcast_to(array, shape) for array, shape in pairs])
+    spread = [jnp.broadcast_to(array, shape) if array.ndim else array for array, shape in pairs]
+    return [spread[i] for i in space.slices]
 
-    By leaves, a number stays one.
-    """
+
+def leaf_arguments(
+    prefix: PyTree, space: ParamSpace, name: str, by_leaf: bool = False
+) -> list[jax.Array]:
+    """What a pytree prefix of `params` has for each leaf: a number, or what its shape extends."""
     template = space.template
     try:
         full = jax.tree.leaves(jax.tree.broadcast(prefix, template))
@@ -173,9 +181,8 @@ def _broadcast(prefix: PyTree, space: ParamSpace, name: str, by_leaf: bool = Fal
                 f"{name} at {path!r} has shape {array.shape}; it must be a number or have the "
                 f"parameter's shape {shape}, in which an axis may have length 1"
             )
-        is_number = by_leaf and not array.shape
-        arrays.append(array if is_number else jnp.broadcast_to(array, shape))
-    return [arrays[i] for i in space.slices] if by_leaf else space.flatten(arrays)
+        arrays.append(array)
+    return arrays
 
 
 def _extends(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -187,7 +194,7 @@ def _extends(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(given) == len(shape) and all(size in (1, whole) for size, whole in pairs)
 
 
-def _sources(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:
+def sources_of(prefix: PyTree, space: ParamSpace) -> tuple[int | None, ...]:
     """Which entry of a pytree prefix each leaf takes its number from; None where it has many."""
     leaves, treedef = jax.tree.flatten(prefix)
     numbered = jax.tree.unflatten(treedef, list(range(len(leaves))))
