@@ -12,7 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from .._tree import PyTree
 from . import versions
@@ -178,6 +185,20 @@ def axis_names(sharding: NamedSharding) -> list[str]:
 def is_divided(params: PyTree) -> bool:
     """Whether devices divide one of these arrays."""
     return any(axes_in_use(leaf) for leaf in jax.tree.leaves(params))
+
+
+def needs_automatic_axes(params: PyTree) -> bool:
+    """Whether what is computed from these parameters must lie on automatic axes of a mesh.
+
+    They do so themselves, or devices divide them: explicit axes would ask of every equation of a
+    model how its result is divided.
+    """
+    return any(axes_in_use(leaf) or _is_automatic(leaf) for leaf in jax.tree.leaves(params))
+
+
+def _is_automatic(leaf: object) -> bool:
+    sharding = None if isinstance(leaf, jax.core.Tracer) else _sharding_of(leaf)
+    return sharding is not None and AxisType.Explicit not in sharding.mesh.axis_types
 
 
 def on_automatic_axes(tree: PyTree) -> PyTree:
