@@ -12,6 +12,7 @@ used for nothing else: `--choose` repeats the choice on the first tasks and prin
 
 import argparse
 import functools
+import itertools
 import json
 import pathlib
 import time
@@ -197,7 +198,7 @@ def draw(results, path):
 
     figure, ax = plt.subplots(figsize=(6.4, 4))
     for name, runs in results.items():
-        curves = np.asarray([run["seen"] for run in runs])
+        curves = np.asarray([run["seen"] for run in runs.values()])
         x = np.arange(1, TASKS + 1)
         if curves.shape[1] == 1:
             ax.axhline(curves.mean(), color="0.4", linestyle="--", label=name)
@@ -213,7 +214,7 @@ def draw(results, path):
 def main():
     parser = argparse.ArgumentParser(description="Continual learning of permuted MNIST.")
     parser.add_argument("--data", required=True, help="MNIST as .npz")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="*", default=[*METHODS, "all together"])
     parser.add_argument("--choose", action="store_true", help="choose the penalty's weight")
     parser.add_argument("--figure", default="permuted_mnist.png")
@@ -225,27 +226,31 @@ def main():
         return
     file = pathlib.Path(args.results)
     results = json.loads(file.read_text()) if file.exists() else {}
-    for name in args.methods:
-        results[name] = []
-        for seed in range(args.seeds):
-            if name == "all together":
-                scores, seconds = learn_together(data, test, seed, TASKS)
-                seen = [float(np.mean(scores))]
-            else:
-                scores, seconds = learn(METHODS[name], data, test, seed, TASKS)
-                seen = [float(np.nanmean(row)) for row in scores]
-                scores = scores[-1].tolist()
-            results[name].append({"seen": seen, "last": scores, "seconds": seconds})
-            print(f"{name:16} seed {seed}: {seen[-1]:.4f} {seconds / 60:6.1f} min", flush=True)
+    for seed, name in itertools.product(args.seeds, args.methods):
+        if name == "all together":
+            scores, seconds = learn_together(data, test, seed, TASKS)
+            seen = [float(np.mean(scores))]
+        else:
+            scores, seconds = learn(METHODS[name], data, test, seed, TASKS)
+            seen = [float(np.nanmean(row)) for row in scores]
+            scores = scores[-1].tolist()
+        run = {"seen": seen, "last": scores, "seconds": seconds}
+        results.setdefault(name, {})[str(seed)] = run
+        print(f"{name:16} seed {seed}: {seen[-1]:.4f} {seconds / 60:6.1f} min", flush=True)
         file.write_text(json.dumps(results))
-    print(f"\n{'':16} mean accuracy after {TASKS} tasks, worst task, minutes per seed")
-    for name, runs in results.items():
+    show(results)
+    draw(results, args.figure)
+
+
+def show(results):
+    print(f"\n{'':16} mean accuracy after {TASKS} tasks (all seeds), worst task, minutes per seed")
+    for name, by_seed in results.items():
+        runs = by_seed.values()
         finals = [run["seen"][-1] for run in runs]
         worst = min(min(run["last"]) for run in runs)
         minutes = np.mean([run["seconds"] for run in runs]) / 60
-        spread = np.std(finals, ddof=1) if len(finals) > 1 else np.nan
-        print(f"{name:16} {np.mean(finals):.4f} +- {spread:.4f}  {worst:.4f}  {minutes:.1f}")
-    draw(results, args.figure)
+        spread = f"{min(finals):.4f} to {max(finals):.4f}"
+        print(f"{name:16} {np.mean(finals):.4f} ({spread})  {worst:.4f}  {minutes:.1f}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import laplax
+import laplax.fsp
 
 TASK = sys.argv[1]
 DEVICES = int(TASK) if TASK.isdigit() else 1 if TASK in ("processes", "fail") else 4
@@ -164,6 +165,28 @@ def compare(problem, mesh, names, params=None, spread=None, model=network, **opt
     return found
 
 
+def compare_function_space(problem, mesh):
+    """Training and posterior under a prior on functions."""
+    data = problem.data("mse")
+    prior = laplax.fsp.GPPrior(laplax.fsp.RBF(length_scale=1.0))
+    points = problem.input[:5]
+
+    def numbers(data):
+        objective = laplax.fsp.fsp_objective(
+            network, prior, loss_fn="mse", num_total_samples=EXAMPLES, sigma_squared=0.1
+        )
+        params, _ = laplax.fsp.train(
+            objective, problem.params, data, context=points, key=jax.random.key(0), num_steps=3
+        )
+        posterior_fn, _ = laplax.fsp.fsp_laplace(
+            network, params, data, loss_fn="mse", prior=prior, context=points
+        )
+        return {"params": params, "variance": posterior_fn({"sigma_squared": 0.1}).variance()}
+
+    alone, together = numbers(data), numbers(laplax.shard(data, mesh))
+    return {what: difference(together[what], alone[what]) for what in alone}
+
+
 def compare_judged(problem, mesh, loss, name):
     data = problem.data(loss)
 
@@ -197,6 +220,8 @@ def on_devices(problem):
     results["batches"] = compare(
         problem, explicit, few, spread=lambda data: laplax.shard(batches_of(data), explicit)
     )
+    if FLOAT == "float64":
+        results["function space"] = compare_function_space(problem, explicit)
     results["judged"] = compare_judged(problem, line, "mse", "kfac")
     results["judged explicit"] = compare_judged(problem, explicit, "cross_entropy", "diagonal")
     return results
@@ -380,7 +405,26 @@ def on_processes(problem, rank, count):
         spread=lambda data: laplax.shard(mine(data), mesh),
     )
     loaders = compare(problem, mesh, ["diagonal", "kfac"], spread=batches, model=convolutions)
-    return {"arrays": arrays, "loaders": loaders, "errors": errors(problem, mesh, rank, mine)}
+    results = {"arrays": arrays, "loaders": loaders, "errors": errors(problem, mesh, rank, mine)}
+    return results | (divided_among_processes(problem) if count == 2 else {})
+
+
+def divided_among_processes(problem):
+    """Each process has a half of every parameter, and all of the data."""
+    mesh = mesh_of((1, 2), ("data", "model"), AxisType.Auto)
+    params = placed(problem.params, mesh)
+    data = laplax.shard(problem.data("mse"), mesh)
+    posterior_fn, _ = laplax.laplace(network, params, data, loss_fn="mse", curv_type="kfac")
+    path = os.environ["LAPLAX_TEST_FILE"]
+    laplax.save(path, posterior_fn)
+    loaded = laplax.load(path, network, params)(PRIOR).variance()
+    return {
+        "parameters": compare(problem, mesh, ["diagonal", "kfac"], params),
+        "file": {
+            "values": difference(loaded, posterior_fn(PRIOR).variance()),
+            "places": misplaced(loaded, params),
+        },
+    }
 
 
 def errors(problem, mesh, rank, mine):

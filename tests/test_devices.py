@@ -61,7 +61,8 @@ def test_many_devices_give_the_answers_of_one(devices, dtype):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_many_processes_give_the_answers_of_one(count):
+def test_many_processes_give_the_answers_of_one(count, tmp_path, monkeypatch):
+    monkeypatch.setenv("LAPLAX_TEST_FILE", str(tmp_path / "a"))
     port = free_port()
     answers = finish(*[start("processes", rank, count, port) for rank in range(count)])
     for results in answers:

@@ -21,7 +21,7 @@ from ._tree import PyTree
 from .curvature import GGN, CurvatureOperator, LocalCurvature
 from .estimators import ConvergenceWarning
 from .evidence import fit_of
-from .priors import PriorArguments, parse_prior_arguments
+from .priors import PriorArguments
 from .structures import Precision
 
 MAX_PRODUCTS = 200  # of conjugate gradients, for one Newton step
@@ -83,7 +83,7 @@ def glm_mode(
     max_steps = whole_number(max_steps, "max_steps")
     _check(fitted, tolerance, refit_curvature)
     preconditioner = fitted(prior_arguments).precision
-    arguments = parse_prior_arguments(prior_arguments, fitted.space, fitted.likelihood)
+    arguments = fitted.parse(prior_arguments, by_leaf=False)
     model = linearised(fitted.fitted_model, fitted.mean, fitted.space, fitted.form)
     problem = fitted.problem(model, data, progress)
     if isinstance(problem.data, Loader):

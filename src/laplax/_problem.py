@@ -12,7 +12,7 @@ from ._batching import check_independent
 from ._data import Batch, Data, Loader, as_data
 from ._engine import versions
 from ._engine.arrays import all_finite, is_concrete, owned
-from ._engine.shards import is_divided, on_automatic_axes, to_numpy
+from ._engine.shards import needs_automatic_axes, on_automatic_axes, to_numpy
 from ._model import Model, check_signature
 from ._output import describe
 from ._placement import check_placement
@@ -54,7 +54,7 @@ def make_problem(
     params = check_params(params)
     model = Model(model_fn, vmap_over_data)
     checked = as_data(data, progress)
-    if is_divided(params):
+    if needs_automatic_axes(params):
         params = on_automatic_axes(params)
         checked = checked.on_automatic_axes()
     first = checked.peek()

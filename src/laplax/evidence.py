@@ -173,6 +173,12 @@ def log_evidence(
     return log_likelihood - 0.5 * (precision.prior_energy(offset) + precision.logdet_ratio())
 
 
+def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> Vector:
+    """How far the weights lie from the prior's mean."""
+    offset = posterior_fn.space.vector(posterior_fn.mean, posterior_fn.structure.by_leaf)
+    return offset if arguments.mean is None else each(jnp.subtract, offset, arguments.mean)
+
+
 def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> jax.Array:
     """Gamma as the slope of log det Lambda in log c: its diagonal would cost a product."""
 
@@ -181,12 +187,6 @@ def determined_by_data(posterior_fn: PosteriorFamily, arguments: PriorArguments)
         return posterior_fn.precision(scaled).logdet_ratio()
 
     return jax.grad(logdet)(jnp.log(arguments.likelihood_scale))
-
-
-def prior_offset(posterior_fn: PosteriorFamily, arguments: PriorArguments) -> Vector:
-    """How far the weights lie from the prior's mean."""
-    offset = posterior_fn.space.vector(posterior_fn.mean, posterior_fn.structure.by_leaf)
-    return offset if arguments.mean is None else each(jnp.subtract, offset, arguments.mean)
 
 
 def mode_distance(

@@ -275,17 +275,15 @@ class PosteriorFamily(WeakInside):
             progress=progress,
         )
 
-    def parse(self, prior_arguments: Mapping[str, Any]) -> PriorArguments:
-        """Check hyperparameters and bring them into the flat space."""
-        structure = self.structure
-        own_prior = structure.own_prior
+    def parse(
+        self, prior_arguments: Mapping[str, Any], by_leaf: bool | None = None
+    ) -> PriorArguments:
+        """Check hyperparameters; vectors are as the structure keeps them, or as `by_leaf` says."""
+        by_leaf = self.structure.by_leaf if by_leaf is None else by_leaf
+        own_prior = self.structure.own_prior
         prior, others = take_prior(prior_arguments, own_prior)
-        arguments = parse_prior_arguments(
-            others, self.space, self.likelihood, own_prior, structure.by_leaf
-        )
-        if prior is None:
-            return arguments
-        return with_prior(arguments, prior, self.space, structure.by_leaf)
+        arguments = parse_prior_arguments(others, self.space, self.likelihood, own_prior, by_leaf)
+        return arguments if prior is None else with_prior(arguments, prior, self.space, by_leaf)
 
     def prior(self, prior_arguments: Mapping[str, Any]) -> Prior:
         """The prior of these hyperparameters on the parameters that vary, as an object.

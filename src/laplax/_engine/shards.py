@@ -187,6 +187,20 @@ def is_divided(params: PyTree) -> bool:
     return any(axes_in_use(leaf) for leaf in jax.tree.leaves(params))
 
 
+def needs_automatic_axes(params: PyTree) -> bool:
+    """Whether what is computed from these parameters must lie on automatic axes of a mesh.
+
+    They do so themselves, or devices divide them: explicit axes would ask of every equation of a
+    model how its result is divided.
+    """
+    return any(axes_in_use(leaf) or _is_automatic(leaf) for leaf in jax.tree.leaves(params))
+
+
+def _is_automatic(leaf: object) -> bool:
+    sharding = None if isinstance(leaf, jax.core.Tracer) else _sharding_of(leaf)
+    return sharding is not None and AxisType.Explicit not in sharding.mesh.axis_types
+
+
 def on_automatic_axes(tree: PyTree) -> PyTree:
     """Arrays on explicit axes of a mesh, on automatic axes of the same devices.
 

@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from .._chain import PosteriorFn, SetProbPredictive, check_posterior_fn
 from .._data import Form
-from .._engine.shards import is_divided, on_automatic_axes
+from .._engine.shards import needs_automatic_axes, on_automatic_axes
 from .._model import Model, check_signature
 from .._problem import check_params
 from .._same import every, gives, is_part, sample_outputs
@@ -150,7 +150,7 @@ def _load(
     if params is None:
         params = _decode_params(arrays, document)
     params = check_params(params)
-    params = on_automatic_axes(params) if is_divided(params) else params
+    params = on_automatic_axes(params) if needs_automatic_axes(params) else params
     likelihood = None if loss_fn is None else as_likelihood(loss_fn)
     decoder = Decoder(arrays, params, model_fn, likelihood)
     with _blaming_the_file():

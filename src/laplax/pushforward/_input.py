@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from .._data import Form, to_array
-from .._engine.shards import is_divided, on_automatic_axes
+from .._engine.shards import needs_automatic_axes, on_automatic_axes
 from .._model import Model
 from .._output import describe
 from .._traced import traced
@@ -15,7 +15,7 @@ from .._tree import PyTree, one_of
 
 def as_inputs(model: Model, params: PyTree, input: PyTree, form: Form) -> tuple[PyTree, bool]:
     """A checked batch, and whether it was one input."""
-    if is_divided(params):
+    if needs_automatic_axes(params):
         input = on_automatic_axes(input)
     arrays = check_input(input, form)
     more = [x.ndim - s.ndim for x, s in zip(arrays, form.structs, strict=True)]
