@@ -94,6 +94,10 @@ class Posterior:
         """Marginal variances, a pytree like `params`."""
         return self.space.unflatten(self.precision.variance())
 
+    def prec_diagonal(self) -> PyTree:
+        """The diagonal of the posterior precision Lambda, a pytree like `params`."""
+        return self.space.unflatten(self.precision.diagonal())
+
     def logdet(self) -> jax.Array:
         """log det Lambda, of the precision."""
         return self.precision.logdet()

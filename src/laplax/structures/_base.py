@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from .._engine.linalg import diagonal
 from ._coordinates import RowCoordinates
 from ._jacobian import Jacobian
 
@@ -61,6 +62,10 @@ class Precision(abc.ABC):
     @abc.abstractmethod
     def variance(self) -> jax.Array:
         """The diagonal of Lambda^-1, shape (P,)."""
+
+    def diagonal(self) -> jax.Array:
+        """The diagonal of Lambda, shape (P,)."""
+        return diagonal(self.mv(jnp.eye(self.size, dtype=self.prior.dtype)))
 
     @abc.abstractmethod
     def logdet_ratio(self) -> jax.Array:

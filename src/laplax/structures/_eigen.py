@@ -119,6 +119,10 @@ class EigenPrecision(Precision):
     def variance(self) -> jax.Array:
         return self.structure.squares(self._values(jnp.reciprocal))
 
+    def diagonal(self) -> jax.Array:
+        """`c diag(G) + T`."""
+        return self.c * self.structure.squares(self.structure.spectrum) + self.prior
+
     def covariance(self, J: Jacobian) -> jax.Array:
         """Block by block, from factors where there are some."""
         pairs = zip(self.structure.coordinates(J), self._values(jnp.reciprocal), strict=True)
