@@ -51,11 +51,11 @@ def prune(
         outgoing: Whether the weights that read a unit count in its score (`unit_scores`).
         per_layer: Whether every layer loses the same share. By default all are ranked together.
     """
+    if outgoing and units is None:
+        raise ValueError("outgoing=True is for units: prune(posterior, sparsity, units)")
     scores = parameter_scores(posterior)
     params = posterior.mean
     if units is None:
-        if outgoing:
-            raise ValueError("outgoing=True is for units: prune(posterior, sparsity, units)")
         mask = parameter_mask(scores, sparsity, per_layer=per_layer)
         return Pruned(masked(params, mask), mask, None, None)
     by_unit = unit_scores(scores, units, outgoing=outgoing)
