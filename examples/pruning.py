@@ -3,11 +3,11 @@
 python examples/pruning.py --data fashion_mnist.npz --folder out/pruning
 
 The data file holds `x_train`, `y_train`, `x_test`, `y_test` (uint8 images of 28 x 28, integer
-labels). The network is that of Dhahri et al. (2024), arXiv:2402.15978. Two networks are trained on
-55,000 images: one with one prior precision for each unit, chosen by the evidence during training,
-and one with a weak fixed prior. The 5,000 other training images choose what a unit's score is; the
-test images are used for the tables alone. Trained networks are kept in the folder, and read from
-there by the next run. Seconds include compilation.
+labels). The network is that of Dhahri et al. (2024), arXiv:2402.15978. It is trained on 55,000
+images with one prior precision for each unit or layer, which the evidence chooses during training,
+and with a weak fixed prior. The 5,000 other training images choose what ranks the units; the test
+images are used for the tables alone. Trained networks are kept in the folder, and read from there
+by the next run. Seconds include compilation.
 """
 
 import argparse
@@ -42,13 +42,19 @@ SIZES = {
 TRAINING_IMAGES = 55_000
 CURVATURE_IMAGES = {"during training": 2_000, "for the scores": 10_000}
 BATCH = 128
-EPOCHS = 16
-BURN_IN = 3  # epochs with the first prior
+EPOCHS = 10
+BURN_IN = 2  # epochs with the first prior
 FREQUENCY = 2  # epochs between two updates of the prior
-TUNING_EPOCHS = 3
+TUNING_EPOCHS = 2
 FIXED_PRIOR = 1.0
 SPARSITIES = (0.4, 0.6, 0.8, 0.9, 0.95)
 FINE_SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99)
+
+NETWORKS = {
+    "unit": "one prior precision per unit, by evidence",
+    "fixed": "fixed prior precision",
+    "layer": "one prior precision per layer, by evidence",
+}
 
 # Accuracies of the structured networks with KFAC and one prior precision per parameter, as
 # published, by the stated sparsity.
@@ -162,17 +168,17 @@ def fit(params, data, images, **options):
     return posterior_fn
 
 
-def by_unit(units, params, tree):
-    """Sums over units, and over the leaves of the layer that makes the outputs."""
-    sums = unit_scores(tree, units)
-    return {**sums, "out": sum(jnp.sum(x) for x in jax.tree.leaves(tree["out"]))}
+def sums_of(tree, units):
+    """Sums over layers; over the units of a layer, if there are some."""
+    sums = {name: sum(jnp.sum(x) for x in jax.tree.leaves(layer)) for name, layer in tree.items()}
+    return sums | (unit_scores(tree, units) if units else {})
 
 
-def spread(units, params, values):
-    """Numbers per unit as a pytree like `params`."""
-    tree = jax.tree.map(lambda x: jnp.full_like(x, values["out"]), params)
-    leaves, treedef = jax.tree.flatten(tree)
-    for group in units.groups:
+def spread(values, units, params):
+    """Numbers per layer, or per unit, as a pytree like `params`."""
+    tree = jax.tree.broadcast({name: values[name] for name in params}, params)
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.full_like, params, tree))
+    for group in units.groups if units else ():
         for part in group.incoming:
             shape = [1] * leaves[part.leaf].ndim
             shape[part.axis] = -1
@@ -183,13 +189,13 @@ def spread(units, params, values):
 
 def evidence_prior(posterior_fn, units, params, prior_prec, iterations=10):
     """MacKay's fixed point: the effective number of parameters over the sum of their squares."""
-    squares = by_unit(units, params, jax.tree.map(jnp.square, params))
+    squares = sums_of(jax.tree.map(jnp.square, params), units)
     for _ in range(iterations):
         variance = posterior_fn({"prior_prec": prior_prec}).variance()
         gamma = jax.tree.map(lambda t, v: 1 - t * v, prior_prec, variance)
-        effective = by_unit(units, params, gamma)
+        effective = sums_of(gamma, units)
         values = {n: jnp.clip(effective[n] / squares[n], 1e-2, 1e6) for n in squares}
-        prior_prec = spread(units, params, values)
+        prior_prec = spread(values, units, params)
     return prior_prec
 
 
@@ -204,37 +210,38 @@ def train(name, data, units, key, folder):
         return jax.tree.unflatten(treedef, [jnp.asarray(stored[n]) for n in stored.files])
 
     def update(params, prior_prec):
-        images = CURVATURE_IMAGES["during training"]
-        return evidence_prior(fit(params, data, images), units, params, prior_prec)
+        posterior_fn = fit(params, data, CURVATURE_IMAGES["during training"])
+        return evidence_prior(posterior_fn, units if name == "unit" else None, params, prior_prec)
 
     start = time.perf_counter()
-    found = epochs(params, data, 1e-3, EPOCHS, prior_prec, update if name == "evidence" else None)
-    np.savez(path, *(np.asarray(x) for x in jax.tree.leaves(found)))
+    trained = epochs(params, data, 1e-3, EPOCHS, prior_prec, None if name == "fixed" else update)
+    np.savez(path, *(np.asarray(x) for x in jax.tree.leaves(trained)))
     print(f"{name}: trained in {time.perf_counter() - start:.0f} s", flush=True)
-    return found
+    return trained
 
 
 # -- pruning --------------------------------------------------------------------------------------
-def unit_rules(scores, units):
-    """What a unit's score can be: with or without the weights that read it, as a sum or a mean."""
-    ones = jax.tree.map(jnp.ones_like, scores)
-    rules = {}
-    for name, outgoing in (("incoming", False), ("incoming and outgoing", True)):
-        sums = unit_scores(scores, units, outgoing=outgoing)
-        counts = unit_scores(ones, units, outgoing=True)
-        rules[f"{name}, sum"] = sums
-        rules[f"{name}, per parameter"] = {n: sums[n] / counts[n] for n in sums}
-    return rules
+RULES = {
+    "incoming weights": {"outgoing": False, "per_parameter": False},
+    "incoming weights, per parameter": {"outgoing": False, "per_parameter": True},
+    "all weights": {"outgoing": True, "per_parameter": False},
+    "all weights, per parameter": {"outgoing": True, "per_parameter": True},
+}
+
+
+def choose_units(scores, units, sparsity, outgoing, per_parameter):
+    by_unit = unit_scores(scores, units, outgoing=outgoing)
+    return kept_units(by_unit, units, sparsity, per_parameter=per_parameter)
 
 
 def choose_rule(params, scores, units, held_out):
     """The rule with the best mean accuracy on held-out images, over the sparsities, not tuned."""
     means = {}
-    for name, rule in unit_rules(scores, units).items():
-        masks = [unit_mask(units, kept_units(rule, units, s)) for s in SPARSITIES]
-        found = [accuracy(masked(params, mask), held_out) for mask in masks]
-        means[name] = np.mean(found)
-        print(f"  {name:40} " + " ".join(f"{x:.4f}" for x in found), flush=True)
+    for name, rule in RULES.items():
+        masks = [unit_mask(units, choose_units(scores, units, s, **rule)) for s in SPARSITIES]
+        accuracies = [accuracy(masked(params, mask), held_out) for mask in masks]
+        means[name] = np.mean(accuracies)
+        print(f"  {name:32} " + " ".join(f"{x:.4f}" for x in accuracies), flush=True)
     return max(means, key=means.get)
 
 
@@ -250,7 +257,7 @@ def structured(name, params, prior_prec, units, data, held_out, test):
     print(f"{name}: the score of a unit is {rule!r}", flush=True)
     rows = []
     for sparsity in SPARSITIES:
-        kept = kept_units(unit_rules(scores, units)[rule], units, sparsity)
+        kept = choose_units(scores, units, sparsity, **RULES[rule])
         small = shrink(params, units, kept)
         before = accuracy(small, test)
         rest = shrink(prior_prec, units, kept)
@@ -289,7 +296,7 @@ def main():
     units = find_units(model_fn, init(jax.random.key(0)), data[0][:1])
     print(units, flush=True)
     structured_rows, curves = {}, {}
-    for name in ("evidence", "fixed"):
+    for name in NETWORKS:
         params, prior_prec = train(name, data, units, jax.random.key(0), folder)
         print(
             f"{name}: test accuracy {accuracy(params, test):.4f}, {units.num_parameters():,} "
@@ -309,27 +316,29 @@ def main():
 
 
 def draw(structured_rows, curves, path):
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True, sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), constrained_layout=True, sharey=True)
     percent = [100 * s for s in SPARSITIES]
-    for name, rows in structured_rows.items():
-        colour = {"evidence": "C0", "fixed": "C1"}[name]
-        label = {"evidence": "prior by evidence", "fixed": "fixed prior"}[name]
-        axes[0].plot(percent, [r[3] for r in rows], "o-", color=colour, label=f"{label}, tuned")
-        axes[0].plot(percent, [r[2] for r in rows], "o:", color=colour, label=label)
+    for i, (name, rows) in enumerate(structured_rows.items()):
+        label = NETWORKS[name]
+        axes[0].plot(percent, [row[3] for row in rows], "o-", color=f"C{i}", label=label)
+        axes[0].plot(percent, [row[2] for row in rows], "o:", color=f"C{i}", mfc="white")
     published = [PUBLISHED[s] for s in SPARSITIES]
     axes[0].plot(percent, published, "kx", label="published")
-    for (network, how), values in curves.items():
-        colour = {"evidence": "C0", "fixed": "C1"}[network]
-        label = {"evidence": "prior by evidence", "fixed": "fixed prior"}[network]
-        style = "-" if how == "posterior" else "--"
-        x = [100 * s for s in FINE_SPARSITIES]
-        axes[1].plot(x, values, style, color=colour, label=f"{label}, {how}")
-    for axis, title in zip(axes, ("filters and neurons", "single weights"), strict=True):
-        axis.set(xlabel="parameters removed, %", title=title, ylim=(0.5, 0.93))
+    for (name, how), values in curves.items():
+        color = f"C{list(NETWORKS).index(name)}"
+        style = {"posterior": "-", "magnitude": "--"}[how]
+        axes[1].plot([100 * s for s in FINE_SPARSITIES], values, style, color=color)
+    axes[1].plot([], [], "k-", label="ranked by the posterior")
+    axes[1].plot([], [], "k--", label="ranked by magnitude")
+    axes[0].set_title("filters and neurons: tuned (solid), not tuned (dotted)")
+    axes[1].set_title("single weights, not tuned")
+    for axis in axes:
+        axis.set(xlabel="parameters removed, %", ylim=(0.5, 0.93))
         axis.legend(loc="lower left", fontsize=8)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy")
     figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

@@ -396,29 +396,41 @@ def ramp(units):
     return {name: np.arange(1.0, n + 1) for name, n in units.num_units.items()}
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.7])
-def test_as_many_units_go_as_the_sparsity_needs_and_no_more(sparsity, per_layer):
+@pytest.mark.parametrize("how", ["sums", "per parameter", "per layer"])
+def test_as_many_units_go_as_the_sparsity_needs_and_no_more(sparsity, how):
     units = units_of("cnn")
     scores = ramp(units)
-    kept = pruning.kept_units(scores, units, sparsity, per_layer=per_layer)
+    options = {"per_layer": how == "per layer", "per_parameter": how == "per parameter"}
+    kept = pruning.kept_units(scores, units, sparsity, **options)
     most = (1 - sparsity) * units.num_parameters()
     assert units.num_parameters(kept) <= most
-    removed = [(scores[n][i], n, i) for n, k in kept.items() for i in np.flatnonzero(~k)]
-    if not removed:
-        assert sparsity == 0
-        return
-    if not per_layer:  # the last to go
-        _, name, i = max(removed)
+    for stays in kept.values():  # the largest stay
+        assert stays[-1]
+        assert (np.diff(stays.astype(int)) >= 0).all()
+    if sparsity == 0:
+        assert all(stays.all() for stays in kept.values())
+    elif how == "per layer":
+        shares = [stays.mean() for stays in kept.values()]
+        assert max(shares) - min(shares) <= 1 / min(units.num_units.values())
+    else:  # with the last to go, too many parameters would be left
+        sizes = {name: 1 if how == "sums" else units.sizes[name] for name in scores}
+        ranks = {name: scores[name] / sizes[name] for name in scores}
+        removed = [(ranks[n][i], n, i) for n, k in kept.items() for i in np.flatnonzero(~k)]
+        last, name, i = max(removed)
+        stay = [ranks[n][:-1][k[:-1]].min(initial=np.inf) for n, k in kept.items()]
+        assert last <= min(stay)
         kept[name][i] = True
         assert units.num_parameters(kept) > most
-        kept[name][i] = False
-    shares = [k.mean() for k in kept.values()]
-    if per_layer:
-        assert max(shares) - min(shares) <= 1 / min(units.num_units.values())
-    for name, stays in kept.items():  # the largest stay
-        assert stays[-1]
-        assert (np.diff(stays.astype(int)) >= 0).all(), name
+
+
+def test_the_size_of_a_unit_is_what_goes_with_it():
+    units = units_of("cnn")
+    for name, sizes in units.sizes.items():
+        for i in (0, len(sizes) - 1):
+            kept = units.all_kept
+            kept[name][i] = False
+            assert units.num_parameters() - units.num_parameters(kept) == sizes[i]
 
 
 def test_no_layer_is_pruned_below_one_unit():

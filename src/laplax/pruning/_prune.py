@@ -41,7 +41,8 @@ def prune(
     """Remove what the posterior says costs least: whole units, or single parameters.
 
     It is one step of any loop: train, fit a posterior, prune, train on. Let the sparsity grow from
-    step to step; it counts from the network that it is given.
+    step to step; it counts from the network that it is given. Units are ranked by their scores per
+    parameter that goes with them (`kept_units`).
 
     Args:
         posterior: `posterior_fn(prior_arguments)`, of any structure; its mean are the parameters.

@@ -14,9 +14,14 @@ Unit = tuple[str, int]  # the name of its group, and its number there
 
 
 def kept_units(
-    scores: Mapping[str, ArrayLike], units: Units, sparsity: float, *, per_layer: bool = False
+    scores: Mapping[str, ArrayLike],
+    units: Units,
+    sparsity: float,
+    *,
+    per_layer: bool = False,
+    per_parameter: bool = True,
 ) -> dict[str, np.ndarray]:
-    """The units that stay if those with the smallest scores go.
+    """The units that stay if those that cost least go.
 
     As many go as it takes until at least `sparsity` of the network's parameters are gone: those of
     the units and those that read them. One unit of every group stays, that with the largest score.
@@ -28,12 +33,17 @@ def kept_units(
         sparsity: The share of the network's parameters that go, at least 0 and below 1.
         per_layer: Whether every group loses the same share of its units. By default the units of
             all groups are ranked together.
+        per_parameter: Whether units are ranked by their scores divided by the number of parameters
+            that go with them: by the cost of each parameter saved. Otherwise the scores themselves
+            rank them, and small units go first.
 
     Returns:
         For every group by its name, a boolean array: True for the units that stay.
     """
     check_sparsity(sparsity)
     ranks = {group.name: _checked_scores(group, scores) for group in units.groups}
+    if per_parameter:
+        ranks = {name: values / units.sizes[name] for name, values in ranks.items()}
     if per_layer:
         ranks = {name: _share_below(values) for name, values in ranks.items()}
     order = _order_of_removal(ranks)

@@ -107,6 +107,17 @@ class Units:
         return {group.name: group.num_units for group in self.groups}
 
     @property
+    def sizes(self) -> dict[str, np.ndarray]:
+        """How many parameters go with every unit of every group, if it goes alone."""
+        sizes = {name: np.zeros(count, int) for name, count in self.num_units.items()}
+        for group, slices in self.divided():
+            shape = self.shapes[slices.leaf]
+            belongs = slices.units[slices.units != NO_UNIT]
+            others = math.prod(shape) // shape[slices.axis]
+            sizes[group.name] += others * np.bincount(belongs, minlength=group.num_units)
+        return sizes
+
+    @property
     def all_kept(self) -> dict[str, np.ndarray]:
         """A choice of units to start from: all of them stay."""
         return {name: np.ones(count, bool) for name, count in self.num_units.items()}
