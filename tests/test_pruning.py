@@ -176,6 +176,35 @@ def tokens_fn(input, params):
 
 TOKENS = weights_of({"embedding": (7, 4), "w1": (4, 5), "w2": (5, 2)})
 
+
+def gated_fn(input, params):
+    """A convolution, one of every channel by itself, and a gate."""
+    x = jax.lax.conv_general_dilated(
+        input[None], params["conv"], (1, 1), "VALID", dimension_numbers=LAYOUT
+    )
+    x = jax.lax.conv_general_dilated(
+        jax.nn.relu(x),
+        params["depthwise"],
+        (1, 1),
+        "VALID",
+        dimension_numbers=LAYOUT,
+        feature_group_count=x.shape[-1],
+    )
+    x = jax.nn.silu(x @ params["gate"]) * (x @ params["up"] + params["bias"])
+    return x.mean(axis=(0, 1, 2)) @ params["out"]
+
+
+GATED = weights_of(
+    {
+        "conv": (2, 2, 1, 4),
+        "depthwise": (2, 2, 1, 4),
+        "gate": (4, 6),
+        "up": (4, 6),
+        "bias": (6,),
+        "out": (6, 2),
+    }
+)
+
 # model, parameters, inputs, and for every group: its number of units, incoming and outgoing leaves
 NETWORKS = {
     "mlp": (
@@ -204,6 +233,15 @@ NETWORKS = {
         {
             "Conv_0/kernel": (4, "Conv_0/bias Conv_0/kernel", "Dense_0/kernel"),
             "Dense_0/kernel": (5, "Dense_0/bias Dense_0/kernel", "Dense_1/kernel"),
+        },
+    ),
+    "gated": (
+        gated_fn,
+        GATED,
+        random(2, 4, 4, 1),
+        {
+            "conv": (4, "conv", "depthwise gate up"),
+            "gate": (6, "bias gate up", "out"),
         },
     ),
     "heads of an attention": (
@@ -244,6 +282,7 @@ def test_units_are_found_with_all_that_belongs_to_them(name):
 
     found = {g.name: (g.num_units, names(g.incoming), names(g.outgoing)) for g in units.groups}
     assert found == NETWORKS[name][3]
+    assert len(units.skipped) == 1  # the outputs
 
 
 @pytest.mark.parametrize("name", NETWORKS)

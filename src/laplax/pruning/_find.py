@@ -112,6 +112,16 @@ class Search:
         """The leaves and axes that are divided already."""
         return {place for group in self.groups for place in group.places}
 
+    def axes(self, leaf: int) -> list[int]:
+        """The axes along which a leaf can make units: not those along which a product sums."""
+        shape = self.probe.shapes[leaf]
+        axes = [axis for axis, size in enumerate(shape) if size > 1]
+        for _, matrix in self.probe.readers.get(leaf, []):
+            places = np.indices(shape).reshape(len(shape), -1)[:, matrix]  # (axes, B, I, O)
+            summed = (places != places[:, :, :1]).any(axis=(1, 2, 3))
+            axes = [axis for axis in axes if not summed[axis]]
+        return axes
+
     def add(self, group: UnitGroup) -> None:
         """A group by the user's own hand: if its units cannot go, that is an error."""
         reason = SHARED if group.places & self.places else self._obstacle(group)
@@ -123,7 +133,7 @@ class Search:
 
     def look_at(self, leaf: int) -> None:
         """Find the units along each axis of a leaf."""
-        for axis in _axes(self.probe, leaf):
+        for axis in self.axes(leaf):
             if (leaf, axis) in self.places:
                 continue
             found = self._group_of(leaf, axis)
@@ -179,11 +189,11 @@ class Search:
 
     def units(self, wanted: Sequence[int]) -> Units:
         """What was found, and why other weights are kept whole."""
-        pruned = {slices.leaf for group in self.groups for slices in group.incoming}
+        whole = [i for i in wanted if not self.places & {(i, axis) for axis in self.axes(i)}]
         skipped = {
             self.names[leaf]: self.reasons.get(leaf, NOT_READ).text
-            for leaf in wanted
-            if leaf in _weights(self.probe) and leaf not in pruned
+            for leaf in whole
+            if leaf in _weights(self.probe)
         }
         return make_units(self.params, tuple(self.groups), skipped)
 
@@ -192,17 +202,6 @@ def _slices(labels: Labels) -> tuple[Slices, ...]:
     """The leaves whose labels are told apart along one axis."""
     found = [(leaf, along_axis(x)) for leaf, x in labels.items()]
     return tuple(Slices(leaf, *along) for leaf, along in found if along is not None)
-
-
-def _axes(probe: Probe, leaf: int) -> list[int]:
-    """The axes along which a leaf can make units: not those along which a product sums."""
-    shape = probe.shapes[leaf]
-    axes = [axis for axis, size in enumerate(shape) if size > 1]
-    for _, matrix in probe.readers.get(leaf, []):
-        places = np.indices(shape).reshape(len(shape), -1)[:, matrix]  # (axes, B, I, O)
-        summed = (places != places[:, :, :1]).any(axis=(1, 2, 3))
-        axes = [axis for axis in axes if not summed[axis]]
-    return axes
 
 
 def _weights(probe: Probe) -> list[int]:
