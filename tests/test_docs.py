@@ -82,6 +82,7 @@ def test_the_code_on_the_page_runs(page):
         "metrics",
         "plot",
         "predictives",
+        "pruning",
         "standard_errors",
         "structures",
     ],

@@ -56,10 +56,11 @@ def test_the_precision_multiplies_solves_and_has_a_root(structure, prior, dense)
     assert_close(precision.scale_mv(v), scale @ v)
 
 
-def test_determinant_and_variance_are_those_of_the_dense_matrix(structure, prior, dense):
+def test_determinant_and_diagonals_are_those_of_the_dense_matrix(structure, prior, dense):
     precision = structure.precision(C, prior)
     assert_close(precision.logdet(), jnp.linalg.slogdet(dense)[1])
     assert_close(precision.variance(), jnp.diagonal(jnp.linalg.inv(dense)))
+    assert_close(precision.diagonal(), jnp.diagonal(dense))
 
 
 def test_log_prob_is_that_of_the_gaussian(structure, prior, dense):
@@ -110,6 +111,7 @@ def test_the_dtype_is_kept(dtype, name, kind):
         precision.scale_mv(v),
         precision.scale_t_mv(v),
         precision.variance(),
+        precision.diagonal(),
         precision.logdet(),
     ]
     assert {r.dtype for r in results} == {jnp.dtype(dtype)}

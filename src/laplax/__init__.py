@@ -78,6 +78,7 @@ _LATER_MODULES = (
     "conformal",
     "fsp",
     "ood",
+    "pruning",
     "shifts",
     "standard_errors",
     "training",

@@ -104,6 +104,10 @@ class Posterior:
         """Marginal variances, a pytree like `params`."""
         return self.space.tree(self.precision.variance())
 
+    def prec_diagonal(self) -> PyTree:
+        """The diagonal of the posterior precision Lambda, a pytree like `params`."""
+        return self.space.tree(self.precision.diagonal())
+
     def logdet(self) -> jax.Array:
         """log det Lambda, of the precision."""
         return self.precision.logdet()

@@ -32,7 +32,7 @@ def largest_variance(variances: PyTree, k: int) -> PyTree:
         >>> largest_variance({"a": jnp.asarray([0.1, 3.0]), "b": jnp.asarray([2.0, 0.5])}, 2)
         {'a': array([False,  True]), 'b': array([ True, False])}
     """
-    return _largest(variances, k, "variances")
+    return largest_entries(variances, k, "variances")
 
 
 def largest_magnitude(params: PyTree, k: int) -> PyTree:
@@ -43,12 +43,13 @@ def largest_magnitude(params: PyTree, k: int) -> PyTree:
         >>> largest_magnitude({"a": jnp.asarray([-4.0, 3.0]), "b": jnp.asarray(1.0)}, 1)
         {'a': array([ True, False]), 'b': array(False)}
     """
-    return _largest(jax.tree.map(abs, params), k, "params")
+    return largest_entries(jax.tree.map(abs, params), k, "params")
 
 
-def _largest(scores: PyTree, k: int, what: str) -> PyTree:
+def largest_entries(scores: PyTree, k: int, what: str) -> PyTree:
+    """A mask of the `k` largest entries of all leaves together; `what` names them in errors."""
     leaves, treedef = jax.tree.flatten(scores)
-    _require_known(leaves, what)
+    require_known(leaves, what)
     flat = np.concatenate([np.zeros(0), *(np.asarray(x, np.float64).reshape(-1) for x in leaves)])
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= flat.size:
         raise ValueError(
@@ -123,7 +124,7 @@ def _from_tree(subset: PyTree, params: PyTree) -> Masks:
             f"leaf's shape select single entries); given was {jax.tree.structure(subset)} for "
             f"{jax.tree.structure(params)}"
         ) from None
-    _require_known(given, "a mask given as subset")
+    require_known(given, "a mask given as subset")
     masks = tuple(
         _as_mask(mask, name, leaf.shape)
         for mask, name, leaf in zip(given, names, leaves, strict=True)
@@ -155,7 +156,7 @@ def _as_mask(given: Any, name: str, shape: tuple[int, ...]) -> bool | np.ndarray
     return mask if mask.ndim else bool(mask)
 
 
-def _require_known(leaves: Sequence[object], what: str) -> None:
+def require_known(leaves: Sequence[object], what: str) -> None:
     """Which parameters vary decides the shapes of everything, so it cannot be traced."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise TypeError(

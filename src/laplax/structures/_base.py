@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._engine import vectors
+from .._engine.linalg import diagonal
 from .._engine.vectors import Vector
 from ._coordinates import RowCoordinates
 from ._jacobian import Jacobian
@@ -65,6 +66,10 @@ class Precision(abc.ABC):
     @abc.abstractmethod
     def variance(self) -> Vector:
         """The diagonal of Lambda^-1, shape (P,)."""
+
+    def diagonal(self) -> Vector:
+        """The diagonal of Lambda, shape (P,)."""
+        return diagonal(self.mv(jnp.eye(self.size, dtype=self.prior.dtype)))
 
     @abc.abstractmethod
     def logdet_ratio(self) -> jax.Array:

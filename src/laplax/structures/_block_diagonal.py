@@ -223,6 +223,9 @@ class BlockSumPrecision(Precision):
     def scale_t_mv(self, v: jax.Array) -> jax.Array:
         return self._blockwise("scale_t_mv", v)
 
+    def diagonal(self) -> jax.Array:
+        return put([factor.diagonal() for factor in self.factors], self.structure.groups)
+
     def variance(self) -> jax.Array:
         return put([factor.variance() for factor in self.factors], self.structure.groups)
 

@@ -42,6 +42,10 @@ class DensePrecision(Precision):
         """Column norms of C^-1."""
         return jnp.sum(jnp.square(self._inverse_factor), axis=0)
 
+    def diagonal(self) -> jax.Array:
+        """Row norms of C."""
+        return jnp.sum(jnp.square(self.cholesky), axis=1)
+
     def _half(self, J: Jacobian) -> jax.Array:
         """J C^-T, (n, C, P): a solve for a few rows; for many, factors of J times the inverse."""
         if math.prod(J.shape) > self.size:

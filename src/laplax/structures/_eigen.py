@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from .._engine.vectors import Vector
+from .._engine.vectors import Vector, each
 from .._tree import pytree
 from ._base import LOST, Precision, Projection
 from ._blocks import Block, DiagonalBlock
@@ -119,6 +119,11 @@ class EigenPrecision(Precision):
 
     def variance(self) -> Vector:
         return self.structure.squares(self._values(jnp.reciprocal))
+
+    def diagonal(self) -> Vector:
+        """`c diag(G) + T`."""
+        squares = self.structure.squares(self.structure.spectrum)
+        return each(lambda d, t: self.c * d + t, squares, self.prior)
 
     def covariance(self, J: Jacobian) -> jax.Array:
         """Block by block, from factors where there are some."""

@@ -211,6 +211,11 @@ class FunctionSpacePrecision(Precision):
         """Rows of the scale squared."""
         return jnp.sum(jnp.square(self.scale), axis=-1)
 
+    def diagonal(self) -> jax.Array:
+        """Rows of U D, in the precision on the kept directions."""
+        scaled = self.structure.basis * self.structure.singular[None]
+        return jnp.sum(self.posterior.precision(scaled.T).T * scaled, axis=1)
+
     def _half(self, J: Jacobian) -> jax.Array:
         """Through the basis: J U is narrower than J."""
         return self.posterior.half(self.structure.project(J).coordinates)

@@ -73,6 +73,10 @@ class GeneralLowRank(Precision):
         complete = self.q.shape[-1] == self.size
         return (inside if complete else inside + outside_of(self.q)) / self.prior
 
+    def diagonal(self) -> jax.Array:
+        """Of I + V V^T, times T."""
+        return self.prior * (1 + jnp.sum(jnp.square(self.q @ self.inner), axis=1))
+
     def covariance(self, J: Jacobian) -> jax.Array:
         """Inside and outside apart: their product is zero, and its round-off is not."""
         return total(RowCoordinates(half).gram() for half in self._halves(J))

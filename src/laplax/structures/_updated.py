@@ -57,6 +57,9 @@ class UpdatedPrecision(Precision):
     def variance(self) -> jax.Array:
         return self.inner.variance()
 
+    def diagonal(self) -> jax.Array:
+        return self.inner.diagonal()
+
     def covariance(self, J: Jacobian) -> jax.Array:
         return self.inner.covariance(J)
 

@@ -12,6 +12,7 @@ from ._program import trace_taps as trace_taps
 from ._rearrangement import JoinBias as JoinBias
 from ._rearrangement import Rearrangement as Rearrangement
 from ._rearrangement import SplitBias as SplitBias
+from ._rearrangement import rearrangements_of_view as rearrangements_of_view
 from ._uses import EmbeddingUse as EmbeddingUse
 from ._uses import LinearUse as LinearUse
 from ._uses import MatmulUse as MatmulUse
