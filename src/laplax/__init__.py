@@ -71,7 +71,7 @@ _LATER = {
 }
 
 
-_LATER_MODULES = ("baselines", "conformal", "fsp", "ood", "shifts", "standard_errors")
+_LATER_MODULES = ("augmentation", "baselines", "conformal", "fsp", "ood", "shifts", "standard_errors")
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,7 @@ from ._table import prior_variances, tabulate
 BY_WEIGHTS = (-5.0, 4.0)
 BY_OUTPUTS = (-7.0, 2.0)
 BY_LOGITS = (-6.0, 4.0)  # at the upper end their standard deviation is a hundredth
+COARSE_POINTS = 64  # of an integral that only shows where its minimum lies, to half a decade
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -163,6 +164,14 @@ class PredictiveObjective(WeakInside):
         p = self.predictive
         prediction = make_fields(p.recipe, moments, noise, p.key, self.fields)
         return self._aimed(self._judge(self.metric, prediction))
+
+    def coarse(self) -> "PredictiveObjective":
+        """The same with fewer points of integrals, to find where to look."""
+        recipe = self.predictive.recipe
+        fewer = dataclasses.replace(recipe, num_samples=min(recipe.num_samples, COARSE_POINTS))
+        return dataclasses.replace(
+            self, predictive=dataclasses.replace(self.predictive, recipe=fewer)
+        )
 
     def _score(self, metric: Metric, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         fields = needed_fields([metric], self.predictive.recipe)
