@@ -15,7 +15,7 @@ from .._engine.linalg import diagonal
 from .._engine.loops import map_over, map_parts
 from .._engine.memo import WeakInside
 from .._engine.samples import take
-from .._enums import CalibrationObjective, Pushforward, as_member
+from .._enums import CalibrationObjective, Predictive, Pushforward, as_member
 from .._model import Model, outputs
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
@@ -29,7 +29,7 @@ from ..evaluation import (
     observe,
 )
 from ..evidence import log_evidence, prior_offset
-from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
+from ..likelihoods import Bernoulli, DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
 from ..priors import PriorArguments
@@ -52,7 +52,7 @@ from ._table import prior_variances, tabulate
 BY_WEIGHTS = (-5.0, 4.0)
 BY_OUTPUTS = (-7.0, 2.0)
 BY_LOGITS = (-6.0, 4.0)  # at the upper end their standard deviation is a hundredth
-COARSE_POINTS = 64  # of an integral that only shows where its minimum lies, to half a decade
+ROUGH_POINTS = 128  # of integrals that only show where the best temperature lies
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -165,12 +165,17 @@ class PredictiveObjective(WeakInside):
         prediction = make_fields(p.recipe, moments, noise, p.key, self.fields)
         return self._aimed(self._judge(self.metric, prediction))
 
-    def coarse(self) -> "PredictiveObjective":
-        """The same with fewer points of integrals, to find where to look."""
+    def cheaper(self, closed_form: bool) -> "PredictiveObjective":
+        """The same with fewer points of integrals over logits, or with a closed form for them."""
         recipe = self.predictive.recipe
-        fewer = dataclasses.replace(recipe, num_samples=min(recipe.num_samples, COARSE_POINTS))
+        points = min(recipe.num_samples, ROUGH_POINTS)
+        kind = recipe.predictive
+        if closed_form and kind is Predictive.MC_BRIDGE and "log_pred_act" in self.fields:
+            binary = isinstance(recipe.likelihood, Bernoulli)
+            kind = Predictive.PROBIT if binary else Predictive.MEAN_FIELD_2
+        rough = dataclasses.replace(recipe, num_samples=points, predictive=kind)
         return dataclasses.replace(
-            self, predictive=dataclasses.replace(self.predictive, recipe=fewer)
+            self, predictive=dataclasses.replace(self.predictive, recipe=rough)
         )
 
     def _score(self, metric: Metric, prior_arguments: Mapping[str, PyTree]) -> jax.Array:

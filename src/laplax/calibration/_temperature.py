@@ -60,21 +60,20 @@ class TemperedObjective(Searched):
             return jnp.where(jnp.isnan(found), jnp.inf, found)
 
         spreads = jnp.linspace(*SPREADS, STEPS, dtype=point.dtype) * math.log(10)
-        values = jax.lax.map(functools.partial(value, self.objective.coarse()), spreads)
+        values = jax.lax.map(functools.partial(value, self.objective.cheaper(closed_form=True)), spreads)
         nearest = spreads[jnp.argmin(values)]
-        exact = functools.partial(value, self.objective)
-        log_spread, lowest = _zoom(exact, nearest, spreads[1] - spreads[0])
+        rough = functools.partial(value, self.objective.cheaper(closed_form=False))
+        log_spread = _zoom(rough, nearest, spreads[1] - spreads[0])
         temperature = jnp.exp(log_spread) / typical
-        return {"prior_prec": point / temperature, "temperature": temperature}, lowest
+        arguments = {"prior_prec": point / temperature, "temperature": temperature}
+        return arguments, value(self.objective, log_spread)
 
 
-def _zoom(
-    value: Callable[[jax.Array], jax.Array], x: jax.Array, step: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _zoom(value: Callable[[jax.Array], jax.Array], x: jax.Array, step: jax.Array) -> jax.Array:
     """The lowest point near x: parabolas through x - step, x and x + step, with ever less step."""
 
-    def narrowed(_: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        x, _, step = state
+    def narrowed(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        x, step = state
         three = x + step * jnp.arange(-1, 2, dtype=x.dtype)
         values = jax.lax.map(value, three)
         left, middle, right = values
@@ -83,13 +82,11 @@ def _zoom(
         ahead = (left - right) / (2 * jnp.where(is_valley, bend, 1.0))
         vertex = x + step * jnp.where(is_valley, jnp.clip(ahead, -1, 1), 0.0).astype(x.dtype)
         trials = jnp.append(three, vertex)
-        values = jnp.append(values, value(vertex))
-        best = jnp.argmin(values)
-        return trials[best], values[best], step / NARROWER
+        best = jnp.argmin(jnp.append(values, value(vertex)))
+        return trials[best], step / NARROWER
 
-    start = (x, jnp.full((), jnp.inf, jax.eval_shape(value, x).dtype), step)
-    x, low, _ = jax.lax.fori_loop(0, ROUNDS, narrowed, start)
-    return x, low
+    nearest: jax.Array = jax.lax.fori_loop(0, ROUNDS, narrowed, (x, step))[0]
+    return nearest
 
 
 def _ratios(posterior_fn: PosteriorFamily, size: int) -> np.ndarray:
