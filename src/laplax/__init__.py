@@ -71,7 +71,15 @@ _LATER = {
 }
 
 
-_LATER_MODULES = ("augmentation", "baselines", "conformal", "fsp", "ood", "shifts", "standard_errors")
+_LATER_MODULES = (
+    "augmentation",
+    "baselines",
+    "conformal",
+    "fsp",
+    "ood",
+    "shifts",
+    "standard_errors",
+)
 
 
 def __getattr__(name: str) -> Any:

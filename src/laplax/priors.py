@@ -1,4 +1,4 @@
-"""Hyperparameters: the prior precision T, its mean, and the scale c of the likelihood."""
+"""Hyperparameters: the prior precision T, its mean, the scale c of the likelihood, output scales."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ._space import ParamSpace
 from ._tree import PyTree, leaf_names
 from .likelihoods import Likelihood
 
-NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature")
+NAMES = ("prior_prec", "prior_mean", "sigma_squared", "temperature", "output_scale")
 
 
 class PriorArguments(NamedTuple):
@@ -25,6 +25,7 @@ class PriorArguments(NamedTuple):
     sigma_squared: jax.Array
     temperature: jax.Array
     sources: tuple[int | None, ...]  # the entry of the given pytree behind each leaf of T
+    output_scale: jax.Array | None = None  # of predictive variances: a scalar, or one per output
 
     @property
     def likelihood_scale(self) -> jax.Array:
@@ -63,6 +64,7 @@ def parse_prior_arguments(
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
         sources=_sources(given["prior_prec"], space),
+        output_scale=_output_scale(given.get("output_scale"), space),
     )
 
 
@@ -83,6 +85,20 @@ def _prior_mean(mean: PyTree, space: ParamSpace) -> jax.Array:
     if is_concrete(flat) and not bool(jnp.all(jnp.isfinite(flat))):
         raise ValueError("prior_mean must be finite everywhere; it holds NaN or infinite values")
     return flat
+
+
+def _output_scale(scale: PyTree, space: ParamSpace) -> jax.Array | None:
+    if scale is None:
+        return None
+    if isinstance(scale, str) or not jax.tree_util.all_leaves([scale]) or np.ndim(scale) > 1:
+        raise ValueError(
+            "output_scale must be a positive number, or an array of one for every output along the "
+            f"last axis; got {scale!r}"
+        )
+    factors = jnp.asarray(scale).astype(space.dtype)
+    if is_concrete(factors) and not bool(jnp.all((factors > 0) & jnp.isfinite(factors))):
+        raise ValueError(f"output_scale must be positive and finite; got {scale}")
+    return factors
 
 
 def is_scalar(value: PyTree) -> bool:

@@ -41,6 +41,7 @@ from ..pushforward import (
     make_fields,
     predict,
     prediction_work,
+    with_output_scale,
 )
 from ..structures import Projection
 from ._leave_out import Training, leave_out, training
@@ -194,11 +195,13 @@ class PredictiveObjective(WeakInside):
         if self.projection is None or arguments.precision.ndim:
             posterior = p.posterior_fn.at(arguments)
             if self.training is not None:
-                cov = covariances(p.at(posterior, arguments.sigma_squared), self.input)
+                cov = covariances(p.at(posterior, arguments), self.input)
                 moments = self._left_out(cov, arguments.likelihood_scale, arguments.precision)
+                moments = with_output_scale(moments, arguments.output_scale)
                 return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
-            return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
+            return predict(p.at(posterior, arguments), self.input, fields)
         moments = self.moments(arguments.likelihood_scale, arguments.precision)
+        moments = with_output_scale(moments, arguments.output_scale)
         return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
 
     def moments(self, c: jax.Array, precision: jax.Array) -> Moments:

@@ -16,6 +16,7 @@ import numpy as np
 from .._engine.memo import model_jit
 from .._tree import PyTree, pytree
 from ..posterior import PosteriorFamily
+from ..pushforward import with_output_scale
 from ._objectives import PredictiveObjective, scaled
 from ._points import Point, Searched
 
@@ -51,6 +52,7 @@ class TemperedObjective(Searched):
         """Temperatures half a decade apart; around the best, ever closer ones."""
         point = point.astype(self.scale["prior_prec"].dtype)
         unit = self.objective.moments(jnp.ones_like(point), point)
+        unit = with_output_scale(unit, fixed.get("output_scale"))
         assert unit.var is not None
         typical = self.objective.typical_variance(unit.var).astype(point.dtype)
 
@@ -60,7 +62,9 @@ class TemperedObjective(Searched):
             return jnp.where(jnp.isnan(found), jnp.inf, found)
 
         spreads = jnp.linspace(*SPREADS, STEPS, dtype=point.dtype) * math.log(10)
-        values = jax.lax.map(functools.partial(value, self.objective.cheaper(closed_form=True)), spreads)
+        values = jax.lax.map(
+            functools.partial(value, self.objective.cheaper(closed_form=True)), spreads
+        )
         nearest = spreads[jnp.argmin(values)]
         rough = functools.partial(value, self.objective.cheaper(closed_form=False))
         log_spread = _zoom(rough, nearest, spreads[1] - spreads[0])

@@ -40,7 +40,7 @@ def warn_about_grid(
     elif "temperature" in chosen and _is_ratio(point, chosen) and point == grid.min():
         warn(
             "the best ratio of prior to curvature is the smallest that is tried: the prior counts "
-            "for nothing along the directions that the curvature sees, and it is all there is along "
+            "for nothing along the directions that the curvature sees, and is all there is along "
             "the others",
             CalibrationWarning,
         )
