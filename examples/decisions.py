@@ -11,9 +11,13 @@ github.com/Ludvins/sampled-laplace.
 
 Every row has scales to choose: a temperature, a prior precision, or both. They are chosen by the
 NLL of one half of the test images and judged on the other half, and the other way round, so that
-no image is judged by numbers that its own label chose. The column `vs T` is the NLL minus that of
-temperature scaling, with its standard error over the test images. AURC is the area under the
-risk-coverage curve; AUROC tells the test images from each set of `--ood` by the entropy.
+no image is judged by numbers that its own label chose. Rows whose name ends in `augmented` see no
+test image before they are judged: their scales are chosen on 5,000 training images under random
+crops, of the strength at which the network has its accuracy on the test images.
+
+The column `vs T` is the NLL minus that of temperature scaling, with its standard error over the
+test images. AURC is the area under the risk-coverage curve; AUROC tells the test images from each
+set of `--ood` by the entropy. The second table has every AUROC minus that of temperature scaling.
 """
 
 import argparse
@@ -29,15 +33,19 @@ import mnist
 import numpy as np
 import resnet20
 
-from laplax import CalibrationWarning, GridSearch, glm_mode, laplace, last_layer_features
+from laplax import CalibrationWarning, GridSearch, glm_mode, judge, laplace, last_layer_features
+from laplax.augmentation import augmented_validation, matching_strength, random_crop
 from laplax.baselines import map_predictive, temperature_scaling, vector_scaling
-from laplax.metrics import accuracy, aurc, auroc, brier, ece
+from laplax.metrics import accuracy, aurc, brier, ece
+from laplax.ood import auroc_difference, auroc_with_error
 
 NUM_POINTS = 512
 GRID_SIZE = 12
 VALIDATION_IMAGES = 5_000
+AUGMENTED_IMAGES = 5_000
+MAP, REFERENCE = "MAP", "temperature scaling"
 # Of the networks whose curvature is expensive a part of the training images stands for all.
-CURVATURE_IMAGES = {"resnet20": 1_000, "mnist_mlp": 55_000, "mnist_cnn": 10_000}
+CURVATURE_IMAGES = {"resnet20": 5_000, "mnist_mlp": 55_000, "mnist_cnn": 10_000}
 PENALTIES = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 ALL_LAYERS = {
     "all layers, diagonal": {"curv_type": "diagonal"},
@@ -56,6 +64,7 @@ class Network(NamedTuple):
     train: dict
     test: dict
     foreign: dict
+    augmented: dict  # training images under random crops
 
 
 # -- networks -------------------------------------------------------------------------------------
@@ -90,15 +99,28 @@ def cnn_fn(input, params):
 def load(name, data, weights, ood):
     if name == "resnet20":
         train, test = resnet20.load_data(data)
-        return Network(
-            name, resnet20.model_fn, resnet20.load_params(weights), train, test, foreign={}
+        return with_augmented(
+            Network(name, resnet20.model_fn, resnet20.load_params(weights), train, test, {}, {})
         )
     train, test = (mnist.load_images(data, part) for part in ("train", "test"))
     foreign = {pathlib.Path(path).stem: mnist.load_images(path, "test")["input"] for path in ood}
     if name == "mnist_cnn":
-        return Network(name, cnn_fn, load_cnn(weights), train, test, foreign)
+        return with_augmented(Network(name, cnn_fn, load_cnn(weights), train, test, foreign, {}))
     train = part_of(train, slice(None, -VALIDATION_IMAGES))
-    return Network(name, mnist.model_fn, mnist.load_params(weights), train, test, foreign)
+    params = mnist.load_params(weights)
+    return with_augmented(Network(name, mnist.model_fn, params, train, test, foreign, {}))
+
+
+def with_augmented(network):
+    """Crops of training images on which the network is as accurate as on the test images."""
+    predictive = map_predictive(network.model_fn, network.params, loss_fn="cross_entropy")
+    expected = judge(predictive, network.test, metrics=["accuracy"])["accuracy"]
+    images = {"num_examples": AUGMENTED_IMAGES}
+    strength = matching_strength(predictive, network.train, random_crop, expected, **images)
+    print(f"random crops of strength {strength:.3f} have accuracy {expected:.4f}")
+    return network._replace(
+        augmented=augmented_validation(network.train, random_crop, strength, **images)
+    )
 
 
 def head_of(network):
@@ -107,13 +129,14 @@ def head_of(network):
     features = functools.partial(last_layer_features, network.model_fn, network.params)
     head_fn, train = features(network.train)
     _, test = features(network.test)
+    _, augmented = features(network.augmented)
     label = jnp.zeros(1, jnp.int32)
     foreign = {
         name: features({"input": x, "target": jnp.broadcast_to(label, len(x))})[1]["input"]
         for name, x in network.foreign.items()
     }
-    jax.block_until_ready((train, test, foreign))
-    head = network._replace(model_fn=head_fn, train=train, test=test, foreign=foreign)
+    jax.block_until_ready((train, test, foreign, augmented))
+    head = Network(network.name, head_fn, network.params, train, test, foreign, augmented)
     return head, time.perf_counter() - start
 
 
@@ -199,44 +222,79 @@ def glm_row(network):
 
 
 def all_layers_row(network, options):
-    images = CURVATURE_IMAGES[network.name]
-    subset = {}
-    return tempered(fit(network, images, **options, **subset), "mean_field_0")
+    posterior_fn = fit(network, CURVATURE_IMAGES[network.name], **options)
+    return tempered(posterior_fn, "mean_field_0")
+
+
+def augmented_row(network, make_row):
+    """A row whose scales no test image chooses."""
+    prob_predictive = make_row(network)(network.augmented)
+    return lambda held_out: prob_predictive
 
 
 def rows_of(network, head):
     """Name, network and the function that makes the row, the cheap ones first."""
-    yield "MAP", head, map_row
-    yield "temperature scaling", head, temperature_row
+    full = functools.partial(last_layer_row, curv_type="full")
+    yield MAP, head, map_row
+    yield REFERENCE, head, temperature_row
     yield "vector scaling", head, vector_row
     yield "last layer, full, evidence", head, evidence_row
-    yield "last layer, full", head, functools.partial(last_layer_row, curv_type="full")
+    yield "last layer, full", head, full
     yield "last layer, KFAC", head, functools.partial(last_layer_row, curv_type="kfac")
     yield "last layer, GLM mode", head, glm_row
+    for name, make_row in {
+        "temperature, augmented": temperature_row,
+        "last layer, full, augmented": full,
+        "last layer, GLM, augmented": glm_row,
+    }.items():
+        yield name, head, functools.partial(augmented_row, make_row=make_row)
     for name, options in ALL_LAYERS.items():
         yield name, network, functools.partial(all_layers_row, options=options)
 
 
 # -- judging --------------------------------------------------------------------------------------
 def cross_fitted(choose, network, seed=0):
-    """Log probabilities of every test image by scales of the other half, and OOD scores."""
+    """Log probabilities of every test image by scales of the other half, and all entropies."""
     count = len(network.test["target"])
     order = np.random.default_rng(seed).permutation(count)
     halves = order[: count // 2], order[count // 2 :]
     log_probs = np.zeros((count, 10))
-    entropies = {name: [] for name in ("", *network.foreign)}
+    entropies = []
     for judged, chosen in (halves, halves[::-1]):
         prob_predictive = choose(part_of(network.test, chosen))
         part = part_of(network.test, judged)["input"]
         log_probs[judged] = prob_predictive(part, ["log_pred_act"])["log_pred_act"]
-        for name, x in {"": part, **network.foreign}.items():
-            entropies[name].append(np.asarray(prob_predictive(x, ["entropy"])["entropy"]))
-    scores = {
-        name: np.mean([auroc(i, o) for i, o in zip(entropies[""], out, strict=True)])
-        for name, out in entropies.items()
+        entropies.append(
+            {
+                name: np.asarray(prob_predictive(x, ["entropy"])["entropy"])
+                for name, x in {"": part, **network.foreign}.items()
+            }
+        )
+    return log_probs, entropies
+
+
+def aurocs(entropies):
+    """By set of foreign images, the mean over both halves."""
+    return {
+        name: np.mean([auroc_with_error(half[""], half[name]).value for half in entropies])
+        for name in entropies[0]
         if name
     }
-    return log_probs, scores
+
+
+def auroc_gains(entropies, reference):
+    """AUROC minus that of the reference, and its standard error, by set of foreign images."""
+    gains = {}
+    for name in entropies[0]:
+        if not name:
+            continue
+        both = [
+            auroc_difference((ours[""], ours[name]), (theirs[""], theirs[name]))
+            for ours, theirs in zip(entropies, reference, strict=True)
+        ]
+        # The foreign images are the same in both halves: this error is the upper bound.
+        gains[name] = tuple(np.mean([[x.value, x.standard_error] for x in both], axis=0))
+    return gains
 
 
 def summary(log_probs, target, reference):
@@ -257,7 +315,8 @@ def summary(log_probs, target, reference):
 
 
 def show(name, row, seconds):
-    print(f"{name:28}" + " ".join(f"{float(x):8.4f}" for x in row.values()) + f" {seconds:8.1f}")
+    numbers = " ".join(f"{float(x):8.4f}" for x in row.values())
+    print(f"{name:28}{numbers} {seconds:8.1f}", flush=True)
 
 
 def main():
@@ -266,28 +325,42 @@ def main():
     parser.add_argument("--data", required=True, help="images and labels as .npz")
     parser.add_argument("--weights", required=True, help="the state_dict as .npz")
     parser.add_argument("--ood", nargs="*", default=[], help="images of something else, .npz each")
-    parser.add_argument("--rows", help="only rows whose name contains this; the first two stay")
+    parser.add_argument(
+        "--rows", nargs="*", help="only rows whose name contains one of these; the first two stay"
+    )
+    parser.add_argument("--test-images", type=int, help="judge the first so many test images")
     args = parser.parse_args()
     warnings.simplefilter("ignore", CalibrationWarning)  # the table shows where a search ended
     network = load(args.network, args.data, args.weights, args.ood)
+    network = network._replace(test=part_of(network.test, slice(None, args.test_images)))
     head, seconds = head_of(network)
     target = np.asarray(network.test["target"]).astype(int)
     print(f"features: {seconds:.1f} s")
     columns = ("nll", "vs T", "+-", "acc", "ece", "brier", "aurc", *network.foreign, "seconds")
     print(" " * 28 + " ".join(f"{name[:8]:>8}" for name in columns), flush=True)
     reference = None
+    entropies = {}
     for name, source, make_row in rows_of(network, head):
-        is_baseline = name in ("MAP", "temperature scaling")
-        if args.rows and args.rows not in name and not is_baseline:
+        wanted = not args.rows or any(part in name for part in args.rows)
+        if not wanted and name not in (MAP, REFERENCE):
             continue
         start = time.perf_counter()
-        log_probs, scores = cross_fitted(make_row(source), source)
+        log_probs, entropies[name] = cross_fitted(make_row(source), source)
         seconds = time.perf_counter() - start
         nll, row = summary(log_probs, target, reference)
-        if name == "temperature scaling":
+        if name == REFERENCE:
             reference = nll
             row["vs T"] = row["+-"] = 0.0
-        show(name, {**row, **scores}, seconds)
+        show(name, {**row, **aurocs(entropies[name])}, seconds)
+    if network.foreign:
+        show_gains(entropies, network.foreign)
+
+
+def show_gains(entropies, foreign):
+    print(f"\n{'AUROC minus that of T':28}" + "".join(f" {name[:13]:>20}" for name in foreign))
+    for name, rows in entropies.items():
+        gains = auroc_gains(rows, entropies[REFERENCE]).values()
+        print(f"{name:28}" + "".join(f" {gain:10.4f} +- {error:6.4f}" for gain, error in gains))
 
 
 if __name__ == "__main__":

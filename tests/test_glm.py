@@ -305,3 +305,26 @@ def test_what_cannot_be_done_is_refused():
     with pytest.warns(ConvergenceWarning, match="GLM mode is not reached"):
         laplax.glm_mode(posterior_fn, arguments, NETWORK_DATA, max_steps=1, tolerance=1e-12)
     assert pickle.loads(pickle.dumps(posterior_fn)).measurement is None
+
+
+def no_derivative(input, params):
+    return jnp.sqrt(jnp.abs(input @ params["w"])) + params["b"]
+
+
+@pytest.mark.parametrize(
+    ("model_fn", "scale", "kind"), [(no_derivative, 0.0, "NaN"), (linear, 1e200, "infinite")]
+)
+def test_what_is_not_finite_is_named(model_fn, scale, kind):
+    """It is no reason to raise max_steps."""
+    target = X[:, 0]
+    posterior_fn, _ = laplax.laplace(model_fn, start(), (X, target), loss_fn="mse")
+    with pytest.raises(ValueError, match=f"its loss over the data is {kind}, although the data"):
+        laplax.glm_mode(posterior_fn, {"prior_prec": 1.0}, (scale * X, target))
+
+
+def test_a_step_that_is_not_finite_is_named(monkeypatch):
+    """As a compiler that returns wrong numbers once made it."""
+    posterior_fn, _ = laplax.laplace(linear, start(), (X, X[:, 0]), loss_fn="mse")
+    monkeypatch.setattr(laplax._glm, "_solve", lambda *_: jnp.full(D + 1, jnp.nan))
+    with pytest.raises(ValueError, match="a product with its curvature is NaN"):
+        laplax.glm_mode(posterior_fn, {"prior_prec": 1.0}, (X, X[:, 0]))

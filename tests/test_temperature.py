@@ -173,6 +173,22 @@ def test_a_curvature_that_misleads_is_said_to_be_ignored():
     )
 
 
+def test_a_prior_that_counts_for_nothing_is_said_to():
+    """Without a curvature where the held-out inputs lie, only the prior's variance is of use."""
+    x = jnp.eye(2)
+    data = (jnp.tile(x[:1], (50, 1)), jnp.tile(jnp.asarray([0, 1]), 25))
+
+    def model_fn(input, params):
+        return params @ input
+
+    params = jnp.zeros((2, 2)).at[0].set(jnp.asarray([1.0, 3.0]))
+    posterior_fn, _ = laplax.laplace(model_fn, params, data, loss_fn="cross_entropy")
+    # Not sure enough on the first input, too sure on the second.
+    both = (jnp.repeat(x, 40, axis=0), jnp.asarray([0] * 40 + [0, 0, 0, 1] * 10))
+    with pytest.warns(CalibrationWarning, match="the prior counts for nothing along"):
+        posterior_fn.calibrate(both, calibration_objective="nll")
+
+
 def test_noise_alone_is_said_to_be_as_good():
     case = cases.regression(0.8, 0.1)
     posterior_fn, _ = laplax.laplace(case.model_fn, case.params, case.data, loss_fn="mse")

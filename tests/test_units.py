@@ -69,10 +69,11 @@ def quietly(*args, **options):
 
 @functools.cache
 def answer(unit, name, objective, method):
-    """Prior precision, noise and total variances, the latter two in units of the target."""
+    """Prior precision, noise and the ends of intervals, the latter two in units of the target."""
     chosen, made = quietly(unit, name, objective, method)
-    total_var = made(chosen)(observe(unit, 40, 51)[0]).total_var
-    return float(chosen["prior_prec"]), chosen["sigma_squared"] / unit**2, total_var / unit**2
+    interval = made(chosen)(observe(unit, 40, 51)[0]).interval(0.95)
+    ends = np.stack([interval.lower, interval.upper]) / unit
+    return float(chosen["prior_prec"]), chosen["sigma_squared"] / unit**2, ends
 
 
 # -- units ----------------------------------------------------------------------------------------
@@ -88,11 +89,11 @@ SEARCHES = [
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(("name", "objective", "method"), SEARCHES)
 def test_another_unit_of_the_target_changes_nothing_but_the_unit(name, objective, method, unit):
-    prior_prec, noise, total_var = answer(unit, name, objective, method)
-    expected_prec, expected_noise, expected_var = answer(1.0, name, objective, method)
+    prior_prec, noise, interval = answer(unit, name, objective, method)
+    expected_prec, expected_noise, expected_interval = answer(1.0, name, objective, method)
     assert 1e-3 < expected_noise < 0.1  # the data were made with 0.01
     np.testing.assert_allclose(noise, expected_noise, rtol=0.03)
-    np.testing.assert_allclose(total_var, expected_var, rtol=0.03)
+    np.testing.assert_allclose(interval, expected_interval, atol=1e-3)
     np.testing.assert_allclose(prior_prec, expected_prec, rtol=0.1)
 
 

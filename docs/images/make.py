@@ -13,6 +13,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -34,50 +35,65 @@ def of_page(name):
     return names["fig"]
 
 
-def fitted(problem):
-    """The full curvature of a problem, calibrated as the demonstration does it."""
-    arguments = (problem["model_fn"], problem["params"])
-    by_evidence = problem.get("calibration_objective") is None
-    posterior_fn, _ = laplax.laplace(*arguments, problem["train"], loss_fn=problem["loss_fn"])
-    prior_arguments, set_prob_predictive = laplax.calibration(
-        posterior_fn,
-        *arguments,
-        problem["train" if by_evidence else "calibration"],
-        calibration_objective="marginal_log_likelihood" if by_evidence else "nll",
-        calibration_method="gradient_descent" if by_evidence else "grid_search",
-    )
-    return set_prob_predictive(prior_arguments)
+ROWS = {"MAP": ("#8a9099", "o"), "temperature scaling": ("#d55e00", "s"), None: ("#0b6aa8", "D")}
 
 
 def demo():
-    from laplax.cli._problems import sinusoid, two_moons
+    """What is gained: the gap of a regression; NLL and foreign inputs of a classification."""
+    from laplax.cli._problems import digits, sinusoid
 
     with plot.style():
-        fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
-        problem = sinusoid(0)
-        x = jnp.linspace(-2, 2, 300)[:, None]
-        data = (problem["train"]["input"], problem["train"]["target"])
-        plot.predictive_band(x, fitted(problem)(x), data=data, ax=axes[0])
-        axes[0].set_title("regression: 95% bands")
-        problem = two_moons(0)
-        prob_predictive = fitted(problem)
-        data = (problem["train"]["input"], problem["train"]["target"])
-        model = jax.vmap(problem["model_fn"], (0, None))
-        maps = {
-            "network: confidence": lambda x: jax.nn.softmax(model(x, problem["params"])),
-            "Laplace: confidence": lambda x: prob_predictive(x).pred_act,
-        }
-        for ax, (title, probabilities) in zip(axes[1:], maps.items(), strict=True):
-            plot.confidence_map(
-                lambda x, p=probabilities: p(jnp.asarray(x, jnp.float32)),
-                xlim=(-2.5, 3.5),
-                ylim=(-2.5, 3.0),
-                data=data,
-                colorbar=ax is axes[2],
-                ax=ax,
-            )
-            ax.set_title(title)
+        fig, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
+        draw_bands(axes[0], sinusoid(0))
+        verdict = laplax.report(**digits(0), progress=False).verdict
+        draw_rows(axes[1], verdict, "nll", "NLL (lower is better)")
+        draw_rows(axes[2], verdict, "auroc", "AUROC of foreign inputs (higher is better)")
+        axes[2].legend(*axes[1].get_legend_handles_labels(), loc="lower left", fontsize=8)
     return fig
+
+
+def draw_bands(ax, problem):
+    """The bands of the chosen row, and lines at two standard deviations of the MAP's noise."""
+    made = laplax.report(**problem, progress=False).verdict
+    x = jnp.linspace(-2, 2, 300)[:, None]
+    prediction = made.prob_predictive(x)
+    data = (problem["train"]["input"], problem["train"]["target"])
+    plot.predictive_band(x, prediction, data=data, legend=False, ax=ax)
+    inputs, targets = problem["calibration"]["input"], problem["calibration"]["target"]
+    mean = jax.vmap(problem["model_fn"], (0, None))(inputs, problem["params"])
+    noise = float(jnp.std(targets - mean))
+    for sign, label in ((-1, None), (1, "95% of the MAP")):
+        line = prediction.pred_mean[:, 0] + 1.96 * sign * noise
+        ax.plot(x[:, 0], line, "--", color="#d55e00", linewidth=1.2, label=label)
+    ax.set(ylim=(-3.6, 2.6), title="Regression: 95% bands")
+    ax.legend(fontsize=8, loc="lower left", ncols=2)
+    table = {row["name"]: row for row in made.table.rows}
+    values = [table[name]["nll the gap"].value for name in ("MAP", made.name)]
+    text = f"NLL in the gap: MAP {values[0]:.2f}, {made.name} {values[1]:.2f}"
+    ax.text(0.5, 0.97, text, transform=ax.transAxes, ha="center", va="top", fontsize=8)
+
+
+def draw_rows(ax, verdict, kind, title):
+    """Every set a group of points: the network, temperature scaling and the chosen row."""
+    table = {row["name"]: row for row in verdict.table.rows}
+    parts = [key.removeprefix(f"{kind} ") for key in table["MAP"] if key.startswith(f"{kind} ")]
+    for offset, (name, (color, marker)) in zip((-0.2, 0, 0.2), ROWS.items(), strict=True):
+        row = table[name or verdict.name]
+        found = [row[f"{kind} {part}"] for part in parts]
+        ax.errorbar(
+            np.arange(len(parts)) + offset,
+            [x.value for x in found],
+            [2 * x.standard_error for x in found],
+            fmt=marker,
+            color=color,
+            capsize=3,
+            markersize=5,
+            label=name or f"Laplace ({verdict.name})",
+        )
+    labels = [part.replace("digits ", "").replace(" (", "\n(") for part in parts]
+    ax.set(xticks=range(len(parts)), xticklabels=labels, title=f"Digits: {title}")
+    ax.set_xlim(-0.5, len(parts) - 0.5)
+    ax.grid(axis="y", alpha=0.4)
 
 
 MAKERS = {"demo": demo, **{name: lambda name=name: of_page(name) for name in PAGES}}

@@ -74,6 +74,7 @@ _LATER = {
 
 
 _LATER_MODULES = (
+    "augmentation",
     "baselines",
     "conformal",
     "fsp",

@@ -178,9 +178,12 @@ def _minimise(
 ) -> PyTree:
     space = objective.fitted.space
     state = objective.at(jnp.zeros(space.size, space.dtype))
+    _check_finite("its loss over the data", state.value)
     gain = math.inf
     for _ in progress_bar(range(max_steps), max_steps, "GLM mode", progress):
+        _check_finite("the gradient of its loss", state.slope)
         step = objective.direction(state)
+        _check_finite("a product with its curvature", step)
         gain = -0.5 * float(jnp.vdot(state.slope, step))
         if gain <= max(tolerance, _rounding(state, space.dtype)):
             last = space.unflatten(state.offset + step)
@@ -196,6 +199,18 @@ def _minimise(
         ConvergenceWarning,
     )
     return state.params
+
+
+def _check_finite(what: str, values: jax.Array | float) -> None:
+    """A NaN would end the search without a word of why."""
+    if jnp.isfinite(values).all():
+        return
+    kind = "NaN" if jnp.isnan(values).any() else "infinite"
+    raise ValueError(
+        f"the GLM mode is not found: {what} is {kind}, although the data are finite. Outputs of "
+        "the model or their derivatives overflow or do not exist at these weights: "
+        "jax.config.update('jax_debug_nans', True) finds the operation; float64 has more range"
+    )
 
 
 def _rounding(state: State, dtype: jnp.dtype) -> float:
@@ -227,7 +242,7 @@ def _solve(product: Product, precondition: Product, b: jax.Array) -> jax.Array:
     size = first = float(jnp.vdot(residual, towards))
     accuracy = min(0.1, math.sqrt(0.5 * max(first, 0.0)))
     for _ in range(MAX_PRODUCTS):
-        if size <= accuracy**2 * first:
+        if not size > accuracy**2 * first:  # or NaN, which no further product mends
             break
         image = product(direction)
         length = jnp.asarray(size / float(jnp.vdot(direction, image)), b.dtype)

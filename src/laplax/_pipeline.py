@@ -117,7 +117,8 @@ def calibration(
         key: See `predictive`.
         prior_arguments: What is known: a grid keeps all of it but `prior_prec`, gradient descent
             starts there. `prior_prec` may then be a pytree, one number per layer. What is left out
-            starts at its natural scale. Gradient descent moves a temperature that is named here.
+            starts at its natural scale. Gradient descent moves a temperature that is named here,
+            and an `output_scale`: factors of the predictive variances, one for every output.
         progress: Show a bar; by default when a terminal is attached.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Hyperparameters: the prior precision T, its mean, and the scale c of the likelihood."""
+"""Hyperparameters: the prior precision T, its mean, and the scales of likelihood and outputs."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,14 @@ from ._space import ParamSpace
 from ._tree import PyTree, leaf_names, tree_difference
 from .likelihoods import Likelihood
 
-NAMES = ("prior", "prior_prec", "prior_mean", "sigma_squared", "temperature")
+NAMES = (
+    "prior",
+    "prior_prec",
+    "prior_mean",
+    "sigma_squared",
+    "temperature",
+    "output_scale",
+)
 
 
 class PriorArguments(NamedTuple):
@@ -29,6 +36,7 @@ class PriorArguments(NamedTuple):
     temperature: jax.Array
     sources: tuple[int | None, ...]  # the entry of the given pytree behind each leaf of T
     structured: StructuredPriorPrecision | None = None  # all of T, where it is no diagonal
+    output_scale: jax.Array | None = None  # of predictive variances: a scalar, or one per output
 
     def prior_mv(self, v: Vector) -> Vector:
         """`T v`."""
@@ -70,6 +78,7 @@ def parse_prior_arguments(
         sigma_squared=_positive_scalar(given.get("sigma_squared", 1.0), "sigma_squared", space),
         temperature=_positive_scalar(given.get("temperature", 1.0), "temperature", space),
         sources=sources_of(given["prior_prec"], space),
+        output_scale=_output_scale(given.get("output_scale"), space),
     )
 
 
@@ -134,6 +143,20 @@ def _prior_mean(mean: PyTree, space: ParamSpace, by_leaf: bool) -> Vector:
                 "prior_mean must be finite everywhere; it holds NaN or infinite values"
             )
     return found
+
+
+def _output_scale(scale: PyTree, space: ParamSpace) -> jax.Array | None:
+    if scale is None:
+        return None
+    if isinstance(scale, str) or not jax.tree_util.all_leaves([scale]) or np.ndim(scale) > 1:
+        raise ValueError(
+            "output_scale must be a positive number, or an array of one for every output along the "
+            f"last axis; got {scale!r}"
+        )
+    factors = jnp.asarray(scale).astype(space.dtype)
+    if is_concrete(factors) and not bool(jnp.all((factors > 0) & jnp.isfinite(factors))):
+        raise ValueError(f"output_scale must be positive and finite; got {scale}")
+    return factors
 
 
 def is_scalar(value: PyTree) -> bool:

@@ -115,7 +115,7 @@ def figures_for(drawing: Drawing) -> Iterator[Plan]:
 
 @planned
 def decision(drawing: Drawing, figure: "Figure") -> None:
-    """What decides.
+    """What decides, as a picture.
 
     The numbers of the first table, with bars of two standard errors. The row that was chosen is
     coloured.

@@ -66,6 +66,7 @@ FIT_COLUMNS = {
     "effective_parameters": "effective parameters",
     "prior_prec": "prior precision",
     "sigma_squared": "noise variance",
+    "temperature": "temperature",
     "note": "note",
 }
 

@@ -15,7 +15,7 @@ from .._engine.linalg import diagonal
 from .._engine.loops import map_over, map_parts
 from .._engine.memo import WeakInside
 from .._engine.samples import take
-from .._enums import CalibrationObjective, Pushforward, as_member
+from .._enums import CalibrationObjective, Predictive, Pushforward, as_member
 from .._model import Model, outputs
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
@@ -29,7 +29,7 @@ from ..evaluation import (
     observe,
 )
 from ..evidence import determined_by_data, log_evidence, prior_offset
-from ..likelihoods import DataFit, Gaussian, HeteroscedasticGaussian
+from ..likelihoods import Bernoulli, DataFit, Gaussian, HeteroscedasticGaussian
 from ..metrics import Metric, get_metric
 from ..posterior import PosteriorFamily
 from ..priors import is_scalar
@@ -41,6 +41,7 @@ from ..pushforward import (
     make_fields,
     predict,
     prediction_work,
+    with_output_scale,
 )
 from ..structures import Projection
 from ._leave_out import Training, leave_out, training
@@ -52,6 +53,7 @@ from ._table import prior_variances, tabulate
 BY_WEIGHTS = (-5.0, 4.0)
 BY_OUTPUTS = (-7.0, 2.0)
 BY_LOGITS = (-6.0, 4.0)  # at the upper end their standard deviation is a hundredth
+ROUGH_POINTS = 128  # of integrals that only show where the best temperature lies
 STORE_LIMIT = 4 * MEMORY_BUDGET  # bytes of projected Jacobians that a search may keep
 
 
@@ -154,6 +156,19 @@ class PredictiveObjective(WeakInside):
         prediction = make_fields(p.recipe, moments, noise, p.key, self.fields)
         return self._aimed(self._judge(self.metric, prediction))
 
+    def cheaper(self, closed_form: bool) -> "PredictiveObjective":
+        """The same with fewer points of integrals over logits, or with a closed form for them."""
+        recipe = self.predictive.recipe
+        points = min(recipe.num_samples, ROUGH_POINTS)
+        kind = recipe.predictive
+        if closed_form and kind is Predictive.MC_BRIDGE and "log_pred_act" in self.fields:
+            binary = isinstance(recipe.likelihood, Bernoulli)
+            kind = Predictive.PROBIT if binary else Predictive.MEAN_FIELD_2
+        rough = dataclasses.replace(recipe, num_samples=points, predictive=kind)
+        return dataclasses.replace(
+            self, predictive=dataclasses.replace(self.predictive, recipe=rough)
+        )
+
     def _score(self, metric: Metric, prior_arguments: Mapping[str, PyTree]) -> jax.Array:
         fields = needed_fields([metric], self.predictive.recipe)
         return self._judge(metric, self._predict(prior_arguments, fields))
@@ -171,11 +186,13 @@ class PredictiveObjective(WeakInside):
         if self.projection is None or vector or arguments.structured is not None:
             posterior = p.posterior_fn.at(arguments)
             if self.training is not None:
-                cov = covariances(p.at(posterior, arguments.sigma_squared), self.input)
+                cov = covariances(p.at(posterior, arguments), self.input)
                 moments = self._left_out(cov, arguments.likelihood_scale, arguments.precision)
+                moments = with_output_scale(moments, arguments.output_scale)
                 return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
-            return predict(p.at(posterior, arguments.sigma_squared), self.input, fields)
+            return predict(p.at(posterior, arguments), self.input, fields)
         moments = self.moments(arguments.likelihood_scale, arguments.precision)
+        moments = with_output_scale(moments, arguments.output_scale)
         return make_fields(p.recipe, moments, arguments.sigma_squared, p.key, fields)
 
     def moments(self, c: jax.Array, precision: jax.Array) -> Moments:

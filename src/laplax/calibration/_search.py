@@ -136,6 +136,11 @@ def _make_objective(
 def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, PyTree]) -> Target:
     if isinstance(objective, str):
         objective = as_member(CalibrationObjective, objective, "calibration_objective")
+    if objective is EVIDENCE and "output_scale" in fixed:
+        raise ValueError(
+            "the evidence does not see 'output_scale', which scales predictions alone; choose it "
+            "by calibration_objective='nll' on held-out data, or leave it out"
+        )
     if objective is EVIDENCE and isinstance(method, GradientDescent):
         _refuse_temperature("temperature" in fixed)
     if objective is EVIDENCE and isinstance(method, GridSearch):

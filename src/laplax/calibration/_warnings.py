@@ -1,5 +1,6 @@
 """What a grid search says about an answer that lies at its edge."""
 
+import math
 from collections.abc import Mapping
 
 import jax
@@ -35,13 +36,29 @@ def warn_about_grid(
         meaning = _meaning(judged, chosen, float(np.nanmin(values)), point == grid.max())
     if meaning:
         warn(meaning, CalibrationWarning)
-    elif not warn_if_flat(values, FLAT) and point in (grid.min(), grid.max()):
+    elif warn_if_flat(values, FLAT) or point not in (grid.min(), grid.max()):
+        return
+    elif "temperature" in chosen and _is_ratio(point, chosen) and point == grid.min():
+        warn(
+            "the best ratio of prior to curvature is the smallest that is tried: the prior counts "
+            "for nothing along the directions that the curvature sees, and is all there is along "
+            "the others",
+            CalibrationWarning,
+        )
+    else:
         warn(
             f"the best prior precision, {float(chosen['prior_prec']):.3g}, lies at the edge of the "
             "grid; widen it: calibration_method=GridSearch(log_prior_prec_min=..., "
             "log_prior_prec_max=...)",
             CalibrationWarning,
         )
+
+
+def _is_ratio(point: float, chosen: Mapping[str, PyTree]) -> bool:
+    """Whether the grid had ratios of prior to curvature, not prior precisions."""
+    prior_prec = float(chosen["prior_prec"])
+    ratio = prior_prec * float(chosen["temperature"])
+    return math.isclose(point, ratio, rel_tol=1e-3) and not math.isclose(point, prior_prec)
 
 
 def _meaning(

@@ -4,6 +4,7 @@ from ._fields import Moments as Moments
 from ._fields import Recipe as Recipe
 from ._fields import make_fields as make_fields
 from ._fields import make_recipe as make_recipe
+from ._fields import with_output_scale as with_output_scale
 from ._input import as_inputs as as_inputs
 from ._jacobian import TapJacobian as TapJacobian
 from ._jacobian import jacobian as jacobian

@@ -165,6 +165,34 @@ def _choices(likelihood: Likelihood, push: Pushforward) -> tuple[Predictive, ...
     return ()
 
 
+def with_output_scale(moments: Moments, scale: jax.Array | None) -> Moments:
+    """The covariance of the outputs as S^1/2 cov S^1/2, samples accordingly; S is diagonal."""
+    if scale is None:
+        return moments
+    root = output_roots(scale, moments.mean)
+    flat = root.reshape(-1)
+    var, cov, samples = moments.var, moments.cov, moments.samples
+    if cov is not None:
+        cov = cov * (flat[:, None] * flat).reshape(cov.shape[1:])
+    return dataclasses.replace(
+        moments,
+        var=None if var is None else var * jnp.square(root),
+        cov=cov,
+        samples=None if samples is None else moments.mean + root * (samples - moments.mean),
+    )
+
+
+def output_roots(scale: jax.Array, outputs: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Square roots of the scales, of the shape of one example's outputs (n, *outputs)."""
+    shape = outputs.shape[1:]
+    if scale.ndim and scale.shape != shape[-1:]:
+        raise ValueError(
+            f"output_scale has {scale.shape[0]} numbers; the outputs of one example have the shape "
+            f"{shape}, and it must be one number, or one for each along the last axis"
+        )
+    return jnp.broadcast_to(jnp.sqrt(scale), shape).astype(outputs.dtype)
+
+
 def make_fields(
     recipe: Recipe,
     moments: Moments,

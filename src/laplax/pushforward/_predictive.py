@@ -17,8 +17,9 @@ from .._problem import make_problem
 from .._traced import traced
 from .._tree import PyTree, one_of, pytree, static
 from ..posterior import Posterior, PosteriorFamily
+from ..priors import PriorArguments
 from ._export import any_batch, exported, fixed_batch, in_chunks
-from ._fields import Recipe, make_fields
+from ._fields import Recipe, make_fields, output_roots, with_output_scale
 from ._input import as_inputs
 from ._jacobian import jacobian
 from ._moments import draw_ensemble, moments_of, prediction_work
@@ -37,6 +38,7 @@ class ProbPredictive(WeakInside):
     form: Form = static()  # one input of the training data
     memory_budget: int = static(default=MEMORY_BUDGET)
     ensemble: PyTree = None  # sampled networks, drawn once for all calls if they can be kept
+    output_scale: jax.Array | None = None  # of the variances: a number, or one for every output
 
     def __call__(self, input: PyTree, fields: Sequence[str] | None = None) -> Prediction:
         """Fields of the prediction for one input or a batch of them.
@@ -151,6 +153,7 @@ def _is_key(x: jax.Array) -> bool:
 
 def _predict_chunk(part: PyTree, p: ProbPredictive, fields: tuple[str, ...]) -> Prediction:
     moments = moments_of(p.recipe)(p.recipe, p.model, p.posterior, p.key, p.ensemble, part, fields)
+    moments = with_output_scale(moments, p.output_scale)
     prediction = make_fields(p.recipe, moments, p.sigma_squared, p.key, fields)
     return with_samples_axis(prediction, 0, 1)
 
@@ -162,7 +165,12 @@ def _kernel(predictive: ProbPredictive, first: PyTree, second: PyTree) -> jax.Ar
     J2 = jacobian(predictive.model, posterior.mean, posterior.space, second)
     # Both sides through the root: positive semi-definite, and a weak prior costs no digits.
     half1, half2 = (posterior.halves(J.reshape(-1, posterior.space.size)) for J in (J1, J2))
-    return (half1 @ half2.T).reshape(*J1.shape[:2], *J2.shape[:2])
+    kernel = (half1 @ half2.T).reshape(*J1.shape[:2], *J2.shape[:2])
+    if predictive.output_scale is None:
+        return kernel
+    f = jax.eval_shape(predictive.model.batch, first, posterior.mean)
+    root = output_roots(predictive.output_scale, f).reshape(-1)
+    return root[:, None, None] * kernel * root
 
 
 @pytree
@@ -185,19 +193,20 @@ class PredictiveFamily(WeakInside):
         arguments = self.posterior_fn.parse(prior_arguments)
         posterior = self.posterior_fn.sound(arguments)
         ensemble = draw_ensemble(posterior, self.recipe, self.memory_budget, self.key)
-        return self.at(posterior, arguments.sigma_squared, ensemble)
+        return self.at(posterior, arguments, ensemble)
 
     def at(
-        self, posterior: Posterior, sigma_squared: jax.Array, ensemble: PyTree = None
+        self, posterior: Posterior, arguments: PriorArguments, ensemble: PyTree = None
     ) -> ProbPredictive:
         """The predictive distribution of one posterior."""
         return ProbPredictive(
             posterior=posterior,
-            sigma_squared=sigma_squared,
+            sigma_squared=arguments.sigma_squared,
             key=self.key,
             model=self.model,
             recipe=self.recipe,
             form=self.posterior_fn.form,
             memory_budget=self.memory_budget,
             ensemble=ensemble,
+            output_scale=arguments.output_scale,
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # p(D | theta)^(1 / temperature) is no density of D: its evidence grows without end. The mean of the
 # prior follows the weights, and the evidence grows without end as both precisions do.
-NEVER_CHOSEN = ("prior_mean", "temperature")
+NEVER_CHOSEN = ("prior", "prior_mean", "temperature", "output_scale")
 
 
 @pytree
