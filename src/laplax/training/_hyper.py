@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from optax import GradientTransformation
 
 # p(D | theta)^(1 / temperature) is no density of D: its evidence grows without end. The mean of the
-# prior follows the weights, and the evidence grows without end as both precisions do.
+# prior follows the weights, and the evidence grows without end as both precisions do. The evidence
+# does not see the output scale, and a `prior` is an earlier posterior.
 NEVER_CHOSEN = ("prior", "prior_mean", "temperature", "output_scale")
 
 
