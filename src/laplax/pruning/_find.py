@@ -1,6 +1,7 @@
 """Which slices of which leaves belong to a unit, for any JAX model."""
 
 import fnmatch
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -115,17 +116,19 @@ class Search:
     def axes(self, leaf: int) -> list[int]:
         """The axes along which a leaf can make units: not those along which a product sums."""
         shape = self.probe.shapes[leaf]
-        axes = [axis for axis, size in enumerate(shape) if size > 1]
-        for _, matrix in self.probe.readers.get(leaf, []):
-            places = np.indices(shape).reshape(len(shape), -1)[:, matrix]  # (axes, B, I, O)
-            summed = (places != places[:, :, :1]).any(axis=(1, 2, 3))
-            axes = [axis for axis in axes if not summed[axis]]
-        return axes
+        matrices = [matrix for _, matrix in self.probe.readers.get(leaf, [])]
+
+        def summed(axis: int) -> bool:
+            stride = math.prod(shape[axis + 1 :])
+            indices = [matrix // stride % shape[axis] for matrix in matrices]  # (B, I, O)
+            return any((index != index[:, :1]).any() for index in indices)
+
+        return [axis for axis, size in enumerate(shape) if size > 1 and not summed(axis)]
 
     def add(self, group: UnitGroup) -> None:
         """A group by the user's own hand: if its units cannot go, that is an error."""
-        reason = SHARED if group.places & self.places else self._obstacle(group)
-        if reason is None and not same_outputs(self.probe, self._made_of([group])):
+        reason = SHARED if group.places & self.places else self._obstacle([group])
+        if reason is None and not self._same_outputs([group]):
             reason = OTHER_OUTPUTS
         if reason is not None:
             raise ValueError(f"groups[{group.name!r}] cannot be pruned: {reason.text}")
@@ -156,12 +159,12 @@ class Search:
         read = {slices.place for slices in outgoing}
         incoming = tuple(s for s in _slices(used) if s.place not in read)
         own = [slices for slices in (*incoming, *outgoing) if slices.place == (leaf, axis)]
-        if not own or not np.array_equal(own[0].units, np.arange(num_units)):
+        if not incoming or not own or not np.array_equal(own[0].units, np.arange(num_units)):
             return ESCAPES
         group = UnitGroup(self._name(incoming), num_units, incoming, outgoing)
         if group.places & self.places:
             return SHARED
-        return self._obstacle(group) or group
+        return self._obstacle([group]) or group
 
     def _name(self, incoming: Sequence[Slices]) -> str:
         """The path of the leaf with the most entries for a unit."""
@@ -171,17 +174,24 @@ class Search:
         taken = any(group.name == name for group in self.groups)
         return f"{name}, axis {slices.axis}" if taken else name
 
-    def _obstacle(self, group: UnitGroup) -> Reason | None:
-        return runs_without(self.probe, self._made_of([group]))
+    def _obstacle(self, groups: Sequence[UnitGroup]) -> Reason | None:
+        return runs_without(self.probe, self._made_of(groups))
+
+    def _fit_together(self, groups: Sequence[UnitGroup]) -> bool:
+        return self._obstacle(groups) is None and self._same_outputs(groups)
+
+    def _same_outputs(self, groups: Sequence[UnitGroup]) -> bool:
+        return same_outputs(self.probe, self._made_of(groups))
 
     def _made_of(self, groups: Sequence[UnitGroup]) -> Units:
         return make_units(self.params, tuple(groups), {})
 
     def compare_outputs(self) -> None:
         """Leave out groups without whose units the outputs are not those of the masked network."""
-        if same_outputs(self.probe, self._made_of(self.groups)):
+        if self._fit_together(self.groups):
             return
-        right = [g for g in self.groups if same_outputs(self.probe, self._made_of([g]))]
+        right = [group for group in self.groups if self._same_outputs([group])]
+        right = right if self._fit_together(right) else []
         for group in self.groups:
             if group not in right:
                 self.reasons.update({slices.leaf: OTHER_OUTPUTS for slices in group.incoming})

@@ -94,7 +94,7 @@ class Probe:
 
         def answers(members: Members) -> list[np.ndarray]:
             changed = [self._changed(draw, leaf, axis, members) for draw in range(NUM_DRAWS)]
-            return [np.logical_or(*pair) for pair in zip(*changed, strict=True)]
+            return [np.logical_or.reduce(pair) for pair in zip(*changed, strict=True)]
 
         numbers = _spell(answers, self.draws[0][leaf].shape[axis])
         found = {reader: self._entries(reader, numbers) for reader in self.readers}
@@ -130,7 +130,7 @@ class Probe:
 
         def answers(members: Members) -> list[np.ndarray]:
             some = [self._with_slope(draw, outgoing, members) for draw in self.draws]
-            return [np.logical_or(*pair) for pair in zip(*some, strict=True)]
+            return [np.logical_or.reduce(pair) for pair in zip(*some, strict=True)]
 
         return _spell(answers, num_units)
 
@@ -224,7 +224,7 @@ def _readers(program: Program) -> dict[int, list[tuple[int, np.ndarray]]]:
 def _matrix(use: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
     """The number of each entry in the leaf, as the product has it: (B, I, O)."""
     to_matrix, _ = rearrangements_of_view(use.weight, leaf)
-    numbers: Any = np.arange(leaf.size)
+    numbers: Any = np.arange(leaf.size, dtype=np.int32 if leaf.size < 2**31 else np.int64)
     return np.asarray(to_matrix(numbers))
 
 
