@@ -345,10 +345,10 @@ def to_array(field: str, leaf: Any) -> jax.Array:
 
 
 def _refuse_varying(array: jax.Array, field: str) -> None:
-    """Inside a checked `jax.shard_map`, a derivative along what does not vary is summed over devices.
+    """Inside a checked `jax.shard_map`, JAX sums derivatives along what does not vary over devices.
 
-    So it is with the perturbations of taps and with hyperparameters, whose derivatives would then
-    be those of other examples, too, without a message.
+    Those along the perturbations of taps and along hyperparameters would be of other examples,
+    too, without a message.
     """
     axes = versions.varying_axes(array)
     if axes:
