@@ -345,12 +345,16 @@ def to_array(field: str, leaf: Any) -> jax.Array:
 
 
 def _refuse_varying(array: jax.Array, field: str) -> None:
-    """A traced model is evaluated again, and its equations do not say along what they vary."""
+    """Inside a checked `jax.shard_map`, JAX sums derivatives along what does not vary over devices.
+
+    Those along the perturbations of taps and along hyperparameters would be of other examples,
+    too, without a message.
+    """
     axes = versions.varying_axes(array)
     if axes:
         raise ValueError(
             f"data's {field} varies along {', '.join(sorted(axes))}, inside a jax.shard_map that "
-            "checks this. The derivatives of a traced model do not carry it: write "
+            "checks this, and there JAX sums derivatives over the devices. Write "
             "jax.shard_map(..., check_vma=False), or pass divided arrays to laplax outside of the "
             "jax.shard_map"
         )

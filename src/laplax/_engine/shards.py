@@ -114,9 +114,10 @@ def on_one_device(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.device_put(x, here) if _is_elsewhere(x, here) else x, tree)
 
 
-def _is_elsewhere(x: Any, device: jax.Device) -> bool:
-    alone = isinstance(x, jax.Array) and isinstance(x.sharding, SingleDeviceSharding)
-    return alone and x.devices() != {device}
+def _is_elsewhere(x: object, device: jax.Device) -> bool:
+    if not (isinstance(x, jax.Array) and isinstance(x.sharding, SingleDeviceSharding)):
+        return False
+    return x.devices() != {device}
 
 
 def parts_here(tree: PyTree) -> list[PyTree]:
@@ -190,15 +191,17 @@ def is_divided(params: PyTree) -> bool:
 def needs_automatic_axes(params: PyTree) -> bool:
     """Whether what is computed from these parameters must lie on automatic axes of a mesh.
 
-    They do so themselves, or devices divide them: explicit axes would ask of every equation of a
-    model how its result is divided.
+    They do so themselves, or their axes are divided: explicit ones, even of one device, would ask
+    of every equation of a model how its result is divided.
     """
-    return any(axes_in_use(leaf) or _is_automatic(leaf) for leaf in jax.tree.leaves(params))
+    return any(_needs_automatic_axes(leaf) for leaf in jax.tree.leaves(params))
 
 
-def _is_automatic(leaf: object) -> bool:
-    sharding = None if isinstance(leaf, jax.core.Tracer) else _sharding_of(leaf)
-    return sharding is not None and AxisType.Explicit not in sharding.mesh.axis_types
+def _needs_automatic_axes(leaf: object) -> bool:
+    sharding = _sharding_of(leaf)
+    if sharding is None or isinstance(leaf, jax.core.Tracer):
+        return False
+    return bool(axis_names(sharding)) or AxisType.Explicit not in sharding.mesh.axis_types
 
 
 def on_automatic_axes(tree: PyTree) -> PyTree:
