@@ -88,6 +88,7 @@ def test_the_code_on_the_page_runs(page):
         "shifts",
         "standard_errors",
         "structures",
+        "training",
     ],
 )
 def test_every_public_object_is_on_a_page_of_the_reference(module):
