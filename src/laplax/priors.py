@@ -1,4 +1,4 @@
-"""Hyperparameters: the prior precision T, its mean, the scale c of the likelihood, output scales."""
+"""Hyperparameters: the prior precision T, its mean, and the scales of likelihood and outputs."""
 
 import math
 from collections.abc import Mapping

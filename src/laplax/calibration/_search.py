@@ -115,8 +115,8 @@ def _resolve_objective(objective: Target, method: Method, fixed: Mapping[str, Py
         objective = as_member(CalibrationObjective, objective, "calibration_objective")
     if objective is EVIDENCE and "output_scale" in fixed:
         raise ValueError(
-            "the evidence does not see 'output_scale', which scales predictions alone; choose it by "
-            "calibration_objective='nll' on held-out data, or leave it out"
+            "the evidence does not see 'output_scale', which scales predictions alone; choose it "
+            "by calibration_objective='nll' on held-out data, or leave it out"
         )
     if objective is EVIDENCE and isinstance(method, GradientDescent):
         _refuse_temperature("temperature" in fixed)
