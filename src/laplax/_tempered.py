@@ -25,10 +25,9 @@ class TemperedModel(ByValue):
 def tempered_model(model_fn: Callable[..., jax.Array], temperature: float) -> TemperedModel:
     """A network with its logits divided by a temperature, to be given to `laplace`.
 
-    Weight uncertainty makes a classifier less sure. A network that is not sure enough to begin with
-    gains nothing by it, and one whose logits are too large by a common factor has to express that
-    as uncertainty. With a temperature of the logits beside the posterior, held-out data choose both:
-    try several temperatures, `calibrate` each, and keep the one with the lowest NLL.
+    Weight uncertainty makes a classifier less sure. A network that is not sure enough to begin
+    with gains nothing by it. With a temperature of the logits beside the posterior, held-out data
+    choose both: try several temperatures, `calibrate` each, and keep the one with the lowest NLL.
 
     Args:
         model_fn: `model_fn(input, params)`, as for `laplace`.
