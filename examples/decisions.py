@@ -33,7 +33,15 @@ import mnist
 import numpy as np
 import resnet20
 
-from laplax import CalibrationWarning, GridSearch, glm_mode, judge, laplace, last_layer_features
+from laplax import (
+    CalibrationWarning,
+    GridSearch,
+    glm_mode,
+    judge,
+    laplace,
+    last_layer_features,
+    tempered_model,
+)
 from laplax.augmentation import augmented_validation, matching_strength, random_crop
 from laplax.baselines import map_predictive, temperature_scaling, vector_scaling
 from laplax.metrics import accuracy, aurc, brier, ece
@@ -46,6 +54,7 @@ AUGMENTED_IMAGES = 5_000
 MAP, REFERENCE = "MAP", "temperature scaling"
 # Of the networks whose curvature is expensive a part of the training images stands for all.
 CURVATURE_IMAGES = {"resnet20": 5_000, "mnist_mlp": 55_000, "mnist_cnn": 10_000}
+LOGIT_TEMPERATURES = (0.6, 0.75, 1.0)
 PENALTIES = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 ALL_LAYERS = {
     "all layers, diagonal": {"curv_type": "diagonal"},
@@ -116,11 +125,13 @@ def with_augmented(network):
     predictive = map_predictive(network.model_fn, network.params, loss_fn="cross_entropy")
     expected = judge(predictive, network.test, metrics=["accuracy"])["accuracy"]
     images = {"num_examples": AUGMENTED_IMAGES}
-    strength = matching_strength(predictive, network.train, random_crop, expected, **images)
+    strength = matching_strength(predictive, network.train, crop, expected, **images)
     print(f"random crops of strength {strength:.3f} have accuracy {expected:.4f}")
-    return network._replace(
-        augmented=augmented_validation(network.train, random_crop, strength, **images)
-    )
+    return network._replace(augmented=augmented_validation(network.train, crop, strength, **images))
+
+
+def crop(key, input, strength):
+    return random_crop(key, input.astype(jnp.float32), strength)
 
 
 def head_of(network):
@@ -226,6 +237,20 @@ def all_layers_row(network, options):
     return tempered(posterior_fn, "mean_field_0")
 
 
+def scaled_row(network, options):
+    """Logits divided by a temperature, beside a posterior of all layers; NLL chooses both."""
+    images = CURVATURE_IMAGES[network.name]
+    models = [tempered_model(network.model_fn, t) for t in LOGIT_TEMPERATURES]
+    fits = [fit(network._replace(model_fn=model_fn), images, **options) for model_fn in models]
+    rows = [tempered(posterior_fn, "mean_field_2") for posterior_fn in fits]
+
+    def choose(held_out):
+        made = [choose_scales(held_out) for choose_scales in rows]
+        return min(made, key=lambda x: judge(x, held_out, metrics=["nll"])["nll"])
+
+    return choose
+
+
 def augmented_row(network, make_row):
     """A row whose scales no test image chooses."""
     prob_predictive = make_row(network)(network.augmented)
@@ -248,6 +273,8 @@ def rows_of(network, head):
         "last layer, GLM, augmented": glm_row,
     }.items():
         yield name, head, functools.partial(augmented_row, make_row=make_row)
+    scaled = functools.partial(scaled_row, options=ALL_LAYERS["all layers, KFAC"])
+    yield "scaled logits, KFAC", network, scaled
     for name, options in ALL_LAYERS.items():
         yield name, network, functools.partial(all_layers_row, options=options)
 

@@ -96,8 +96,8 @@ def nll(arguments):
 
 def test_gradient_descent_chooses_them():
     start = {"prior_prec": 1.0, "temperature": 1.0}
-    plain, _ = search(GradientDescent(num_steps=150), start)
-    chosen, made = search(GradientDescent(num_steps=150), {**start, "output_scale": jnp.ones(3)})
+    plain, _ = search(GradientDescent(num_steps=60), start)
+    chosen, made = search(GradientDescent(num_steps=60), {**start, "output_scale": jnp.ones(3)})
     assert chosen["output_scale"].shape == (3,)
     np.testing.assert_allclose(nll(chosen), made.trace.values.min(), rtol=1e-9)
     assert nll(chosen) < nll(plain) - 1e-4

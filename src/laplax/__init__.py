@@ -24,6 +24,7 @@ from ._pipeline import effective_parameters as effective_parameters
 from ._pipeline import evaluation as evaluation
 from ._pipeline import log_marginal_likelihood as log_marginal_likelihood
 from ._pipeline import predictive as predictive
+from ._tempered import tempered_model as tempered_model
 from ._version import __version__ as __version__
 from .calibration import CalibrationWarning as CalibrationWarning
 from .calibration import GradientDescent as GradientDescent
