@@ -17,7 +17,9 @@ from laplax.structures import (
     Dense,
     KroneckerBlock,
     LowRank,
+    Structure,
     _block_diagonal,
+    pytree,
 )
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -491,6 +493,29 @@ def test_updates_that_cannot_be_made():
         pickle.loads(pickle.dumps(whole)).update(as_jax(part))
     with pytest.raises(ValueError, match="it has 'x', which params have not"):
         whole.update(as_jax(part), params={**START, "x": jnp.ones(1)})
+
+
+@pytree
+class Own(Structure):
+    """A structure of a user's own: G = s I."""
+
+    s: jax.Array
+
+    @property
+    def size(self):
+        return P
+
+    def mv(self, v):
+        return self.s * v
+
+
+def test_a_structure_of_your_own_adds_up_as_a_dense_one():
+    posterior_fn = dataclasses.replace(
+        fit(START, halves()[0], "full"), structure=Own(jnp.asarray(3.0))
+    )
+    prior = posterior_fn(ARGUMENTS).as_prior()
+    posterior = posterior_fn({"prior": prior, "sigma_squared": NOISE})
+    assert_close(posterior.precision.mv(jnp.eye(P)), 2 * 3.0 / NOISE * np.eye(P) + T)
 
 
 def test_the_structures_of_sums_refuse_what_they_cannot_add():

@@ -78,7 +78,9 @@ class Structure(abc.ABC):
         return Dense(jnp.asarray(scale, self.dtype) * self.to_dense())
 
     def plus(self, other: "Structure") -> "Structure":
-        """The sum of two curvatures of the same parameters, exactly."""
+        """The sum of two curvatures of the same parameters, exactly: dense, unless overridden."""
+        if type(other) is type(self) or isinstance(other, Dense):
+            return Dense(self.to_dense() + other.to_dense())
         raise ValueError(
             f"a curvature kept as {type(self).__name__} and one kept as {type(other).__name__} "
             "have no sum of either kind; fit both with the same curv_type"
