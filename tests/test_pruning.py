@@ -85,6 +85,46 @@ def test_half_a_score_is_what_removing_a_parameter_adds_to_a_quadratic_loss():
     np.testing.assert_allclose(0.5 * scores, increases, rtol=1e-9)
 
 
+def test_the_conditional_mean_is_the_fit_without_the_features_that_go():
+    """Ridge regression on the features that are left, by NumPy."""
+    prior_prec, sigma_squared = {"v": 0.5, "w": 1.5}, 0.3
+    case = cases.regression(prior_prec, sigma_squared)
+    posterior_fn, _ = laplax.laplace(
+        case.model_fn, case.params, case.data, loss_fn="mse", curv_type="full"
+    )
+    posterior = posterior_fn({"prior_prec": prior_prec, "sigma_squared": sigma_squared})
+    mask = {"v": {"u": jnp.asarray([True, False])}, "w": jnp.asarray([True, True, False, True])}
+    found = flat(pruning.conditional_mean(posterior, mask))
+    X, y = (np.asarray(x) for x in case.data)
+    left = np.flatnonzero(flat(mask))
+    Lambda = X[:, left].T @ X[:, left] / sigma_squared + np.diag(case.prior(prior_prec)[left])
+    expected = np.linalg.solve(Lambda, X[:, left].T @ y / sigma_squared)
+    np.testing.assert_allclose(found[left], expected, rtol=1e-7)
+    assert (found[~flat(mask)] == 0).all()
+    compensated = pruning.prune(posterior, 0.4, compensate=True)
+    expected = pruning.conditional_mean(posterior, compensated.mask)
+    np.testing.assert_array_equal(flat(compensated.params), flat(expected))
+
+
+@pytest.mark.parametrize("name", ["kfac", "lanczos", "diagonal", "last layer"])
+def test_the_conditional_mean_is_that_of_the_dense_gaussian(name):
+    options = dict(DENSE_CASES[name])
+    options.pop("prior_prec", None)
+    params = cases.mlp()
+    posterior_fn, estimate = laplax.laplace(cases.mlp_fn, params, (X, Y), loss_fn="mse", **options)
+    posterior = posterior_fn({"prior_prec": 0.7, "sigma_squared": 0.4})
+    mask = jax.tree.map(lambda x: np.arange(x.size).reshape(x.shape) % 3 != 1, params)
+    found = flat(pruning.conditional_mean(posterior, mask))
+    varies = np.isfinite(flat(pruning.parameter_scores(posterior)))
+    covariance = np.linalg.inv(np.asarray(estimate.to_dense()) / 0.4 + 0.7 * np.eye(varies.sum()))
+    theta = flat(params)
+    gone = ~flat(mask)[varies]
+    gain = np.linalg.solve(covariance[np.ix_(gone, gone)], theta[varies][gone])
+    expected = np.where(flat(mask), theta, 0)
+    expected[varies] = np.where(gone, 0, theta[varies] - covariance[:, gone] @ gain)
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_scores_jit_and_do_not_overflow_in_half_precision(dtype):
     params = cases.mlp(dtype=dtype)

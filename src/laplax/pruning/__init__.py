@@ -1,5 +1,6 @@
 """Pruning by the posterior: scores of parameters and units, masks, and smaller networks."""
 
+from ._condition import conditional_mean as conditional_mean
 from ._find import find_units as find_units
 from ._masks import masked as masked
 from ._masks import parameter_mask as parameter_mask

@@ -6,6 +6,7 @@ import numpy as np
 
 from .._tree import PyTree
 from ..posterior import Posterior
+from ._condition import conditional_mean
 from ._masks import masked, parameter_mask, unit_mask
 from ._scores import parameter_scores, unit_scores
 from ._select import kept_units
@@ -37,6 +38,7 @@ def prune(
     *,
     outgoing: bool = False,
     per_layer: bool = False,
+    compensate: bool = False,
 ) -> Pruned:
     """Remove what the posterior says costs least: whole units, or single parameters.
 
@@ -51,14 +53,21 @@ def prune(
             parameters are set to zero.
         outgoing: Whether the weights that read a unit count in its score (`unit_scores`).
         per_layer: Whether every layer loses the same share. By default all are ranked together.
+        compensate: Whether the other parameters move to make up for those that go
+            (`conditional_mean`), which needs a posterior that knows correlations.
     """
     if outgoing and units is None:
         raise ValueError("outgoing=True is for units: prune(posterior, sparsity, units)")
     scores = parameter_scores(posterior)
-    params = posterior.mean
     if units is None:
         mask = parameter_mask(scores, sparsity, per_layer=per_layer)
-        return Pruned(masked(params, mask), mask, None, None)
+        return Pruned(_without(posterior, mask, compensate), mask, None, None)
     by_unit = unit_scores(scores, units, outgoing=outgoing)
     kept = kept_units(by_unit, units, sparsity, per_layer=per_layer)
-    return Pruned(shrink(params, units, kept), unit_mask(units, kept), units.after(kept), kept)
+    mask = unit_mask(units, kept)
+    smaller = shrink(_without(posterior, mask, compensate), units, kept)
+    return Pruned(smaller, mask, units.after(kept), kept)
+
+
+def _without(posterior: Posterior, mask: PyTree, compensate: bool) -> PyTree:
+    return conditional_mean(posterior, mask) if compensate else masked(posterior.mean, mask)
