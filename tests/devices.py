@@ -9,6 +9,7 @@ at, and `refusals` prints what is said of wrong input.
 
 import json
 import os
+import pickle
 import sys
 import tempfile
 
@@ -187,6 +188,22 @@ def compare_function_space(problem, mesh):
     return {what: difference(together[what], alone[what]) for what in alone}
 
 
+def sizes_seen(problem, mesh):
+    """How many examples a metric sees at once, beyond those of one device."""
+    data = problem.data("mse")
+    sizes = []
+
+    def largest(pred_mean):
+        sizes.append(len(pred_mean))
+        return jnp.max(jnp.abs(pred_mean), axis=1)
+
+    posterior_fn, _ = laplax.laplace(
+        network, problem.params, data, loss_fn="mse", curv_type="diagonal"
+    )
+    posterior_fn.evaluate(PRIOR, laplax.shard(data, mesh), metrics=[largest])
+    return {"sizes": max(sizes) - -(-EXAMPLES // DEVICES)}
+
+
 def compare_judged(problem, mesh, loss, name):
     data = problem.data(loss)
 
@@ -223,6 +240,7 @@ def on_devices(problem):
     if FLOAT == "float64":
         results["function space"] = compare_function_space(problem, explicit)
     results["judged"] = compare_judged(problem, line, "mse", "kfac")
+    results["sizes"] = sizes_seen(problem, line)
     results["judged explicit"] = compare_judged(problem, explicit, "cross_entropy", "diagonal")
     return results
 
@@ -350,6 +368,8 @@ def compare_files(problem, data, params):
                 network, params, data, loss_fn="mse", curv_type=name, **options
             )
             laplax.save(path, posterior_fn)
+            again = pickle.loads(pickle.dumps(posterior_fn))(PRIOR).variance()
+            found[f"{name} pickled"] = difference(again, posterior_fn(PRIOR).variance())
             for where, others_params in others.items():
                 loaded = laplax.load(path, network, others_params)
                 variance = loaded(PRIOR).variance()

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +118,10 @@ class ParamSpace:
                 start += size
         object.__setattr__(self, "slices", slices)
         object.__setattr__(self, "size", start)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the places: the devices of a process cannot be pickled."""
+        return {**vars(self), "places": None}
 
     @property
     def template(self) -> PyTree:
