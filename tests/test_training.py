@@ -135,6 +135,22 @@ def test_a_loader_and_arrays_in_order_train_alike():
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
 
+def test_divided_data_train_as_whole_data_do():
+    """On a mesh of one device, whose programs are those of many."""
+    mesh = jax.make_mesh((1,), ("data",))
+    options = {"num_epochs": 4, "frequency": 2}
+    whole = train(**options)
+    divided = train(laplax.shard(DATA, mesh), **options)
+    np.testing.assert_allclose(divided.history["loss"], whole.history["loss"], rtol=1e-12)
+    np.testing.assert_allclose(divided.evidence, whole.evidence, rtol=1e-12)
+    batches = [(X[:20], Y[:20]), (X[20:], Y[20:])]
+    whole = train(batches, **options)
+    divided = train(laplax.shard(batches, mesh), **options)
+    np.testing.assert_allclose(divided.history["loss"], whole.history["loss"], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"divided among several.*shard\(list_of_batches"):
+        train(laplax.shard(DATA, mesh), batch_size=4, key=jax.random.key(0), **options)
+
+
 def test_minibatches_of_arrays_are_seeded_and_train():
     options = {"batch_size": 8, "num_epochs": 4, "frequency": 2}
     one, same = (train(key=jax.random.key(1), **options) for _ in range(2))

@@ -14,6 +14,7 @@ from .._arguments import check_key, in_our_words, whole_number
 from .._chain import PosteriorFn
 from .._data import DataLike, Loader, progress_bar
 from .._engine.chunks import MEMORY_BUDGET
+from .._engine.shards import shards_of
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator
@@ -101,8 +102,8 @@ def marglik_training(
         frequency: Epochs between two fits.
         hyper_steps: Steps up the evidence after a fit.
         hyper_learning_rate: Of these steps, with a cosine decay to zero over all of them.
-        corrected: Keep the linear term of the evidence, for weights that are not at a mode; see
-            `hyper_step`.
+        corrected: Keep the linear term of the evidence, for weights that are not at a mode, with
+            `curv_type="full"`; see `hyper_step`.
         callbacks: Functions of a `TrainingProgress`, called after every fit. If one returns True,
             training ends.
         vmap_over_data: As for `laplace`.
@@ -147,6 +148,11 @@ def marglik_training(
         problem.data.require_passes("training")
         if batch_size is not None:
             raise ValueError("batch_size is for arrays; a loader gives batches of its own size")
+    elif batch_size is not None and shards_of(problem.data) is not None:
+        raise ValueError(
+            "batch_size is for arrays on one device, and these are divided among several. Divide "
+            "batches: data=laplax.shard(list_of_batches, mesh), without batch_size"
+        )
     operator = make_operator(problem, measured, subset, memory_budget=memory_budget, progress=False)
     start = dict(prior_arguments or {})
     precision = start.get("prior_prec", 1.0)
