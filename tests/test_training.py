@@ -135,6 +135,22 @@ def test_a_loader_and_arrays_in_order_train_alike():
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
 
+def test_divided_data_train_as_whole_data_do():
+    """On a mesh of one device, whose programs are those of many."""
+    mesh = jax.make_mesh((1,), ("data",))
+    options = {"num_epochs": 4, "frequency": 2}
+    whole = train(**options)
+    divided = train(laplax.shard(DATA, mesh), **options)
+    np.testing.assert_allclose(divided.history["loss"], whole.history["loss"], rtol=1e-12)
+    np.testing.assert_allclose(divided.evidence, whole.evidence, rtol=1e-12)
+    batches = [(X[:20], Y[:20]), (X[20:], Y[20:])]
+    whole = train(batches, **options)
+    divided = train(laplax.shard(batches, mesh), **options)
+    np.testing.assert_allclose(divided.history["loss"], whole.history["loss"], rtol=1e-12)
+    with pytest.raises(ValueError, match=r"divided among several.*shard\(list_of_batches"):
+        train(laplax.shard(DATA, mesh), batch_size=4, key=jax.random.key(0), **options)
+
+
 def test_minibatches_of_arrays_are_seeded_and_train():
     options = {"batch_size": 8, "num_epochs": 4, "frequency": 2}
     one, same = (train(key=jax.random.key(1), **options) for _ in range(2))
@@ -142,6 +158,21 @@ def test_minibatches_of_arrays_are_seeded_and_train():
     assert one.history["loss"].shape == (12,)  # three whole batches in an epoch
     np.testing.assert_array_equal(one.history["loss"], same.history["loss"])
     assert not np.array_equal(one.history["loss"], other.history["loss"])
+
+
+def test_a_fit_of_some_examples_stands_for_all():
+    options = {"key": jax.random.key(3), "num_epochs": 2, "hyper_steps": 1, "frequency": 2}
+    result = train(num_curv_samples=10, **options)
+    assert result.posterior_fn.num_total_samples == EXAMPLES
+    G = result.posterior_fn.structure.to_dense()
+    # Each of the ten rows counts three times; the whole has another curvature.
+    assert np.linalg.matrix_rank(np.asarray(G)) == 2 * SIZE
+    assert not np.allclose(G, X.T @ X)
+    every = train(num_curv_samples=EXAMPLES, **options)
+    np.testing.assert_allclose(every.posterior_fn.structure.to_dense(), X.T @ X, rtol=1e-10)
+    data_sums = laplax.data_fit(model_fn, result.params, DATA, loss_fn="mse")
+    own = result.posterior_fn.log_marginal_likelihood(result.prior_arguments, data_sums)
+    np.testing.assert_allclose(result.evidence, own, rtol=1e-10)
 
 
 def test_nothing_is_traced_again_after_the_first_fit():
@@ -290,6 +321,12 @@ def test_units_are_found_in_every_layout():
         ({"num_steps": 5}, ValueError, "give num_epochs or num_steps"),
         ({"optimizer": optax.adam}, TypeError, "got the function adam; call it first"),
         ({"optimizer": "adam"}, TypeError, "an optax transformation such as .* got str"),
+        ({"num_curv_samples": 4}, TypeError, "key must be a random key"),
+        (
+            {"num_curv_samples": 31, "key": jax.random.key(0)},
+            ValueError,
+            r"num_curv_samples \(31\) exceeds the data's 30",
+        ),
         ({"batch_size": 4}, TypeError, "key must be a random key"),
         ({"prior_structure": "layers"}, ValueError, "'layers'; did you mean 'layer'"),
         ({"start": ({"a": 1.0}, 1.0)}, ValueError, "params have 'b/w', which it does not"),

@@ -116,7 +116,9 @@ def hyper_step(
             `gradient=True` for `corrected`.
         num_steps: How many steps to take.
         corrected: Keep the linear term of the Gaussian integral, `1/2 g^T Lambda^-1 g`, which is
-            zero at a mode. It belongs to weights that are still being trained.
+            zero at a mode. It belongs to weights that are still being trained, and to a curvature
+            that is whole (`"full"`): under a part of it (Kronecker factors, a diagonal) the term
+            can exceed the loss, and the evidence then grows without end as the noise shrinks.
 
     Returns:
         The state after the steps, with the evidence there.

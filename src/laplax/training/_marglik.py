@@ -12,8 +12,10 @@ import numpy as np
 from .._api import make_operator, measure, resolve
 from .._arguments import check_key, in_our_words, whole_number
 from .._chain import PosteriorFn
-from .._data import DataLike, Loader, progress_bar
+from .._data import Batch, Data, DataLike, Loader, progress_bar
 from .._engine.chunks import MEMORY_BUDGET
+from .._engine.samples import draw
+from .._engine.shards import shards_of
 from .._prior_precision import DiagonalPriorPrecision
 from .._problem import Problem, make_problem
 from .._tree import PyTree
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from optax import GradientTransformation
 
 Callback = Callable[[TrainingProgress], Any]
+FITS = 2**31 - 1  # folded into the key of the examples that fits see, beside those of the epochs
 
 
 @in_our_words
@@ -55,6 +58,7 @@ def marglik_training(
     fixed: Iterable[str] = (),
     burn_in: int = 0,
     frequency: int = 1,
+    num_curv_samples: int | None = None,
     hyper_steps: int = 100,
     hyper_learning_rate: float = 0.1,
     corrected: bool = False,
@@ -100,10 +104,13 @@ def marglik_training(
         fixed: Names of prior arguments that keep their values.
         burn_in: Epochs before the first fit.
         frequency: Epochs between two fits.
+        num_curv_samples: How many examples a fit of the curvature sees, drawn at random for each
+            fit and scaled up; for arrays, with `key`. None takes all, which costs about as much as
+            several epochs.
         hyper_steps: Steps up the evidence after a fit.
         hyper_learning_rate: Of these steps, with a cosine decay to zero over all of them.
-        corrected: Keep the linear term of the evidence, for weights that are not at a mode; see
-            `hyper_step`.
+        corrected: Keep the linear term of the evidence, for weights that are not at a mode, with
+            `curv_type="full"`; see `hyper_step`.
         callbacks: Functions of a `TrainingProgress`, called after every fit. If one returns True,
             training ends.
         vmap_over_data: As for `laplace`.
@@ -140,14 +147,16 @@ def marglik_training(
     _check_optimizer(optimizer)
     if batch_size is not None:
         batch_size = whole_number(batch_size, "batch_size")
+    if num_curv_samples is not None:
+        num_curv_samples = whole_number(num_curv_samples, "num_curv_samples")
+    if batch_size is not None or num_curv_samples is not None:
         check_key(key)
     problem = make_problem(
         model_fn, params, data, loss_fn, vmap_over_data=vmap_over_data, progress=False
     )
     if isinstance(problem.data, Loader):
         problem.data.require_passes("training")
-        if batch_size is not None:
-            raise ValueError("batch_size is for arrays; a loader gives batches of its own size")
+    _check_drawn(problem.data, batch_size=batch_size, num_curv_samples=num_curv_samples)
     operator = make_operator(problem, measured, subset, memory_budget=memory_budget, progress=False)
     start = dict(prior_arguments or {})
     precision = start.get("prior_prec", 1.0)
@@ -169,6 +178,7 @@ def marglik_training(
         schedule=schedule,
         size=size,
         batch_size=batch_size,
+        num_curv_samples=num_curv_samples,
         key=key,
         corrected=corrected,
         callbacks=tuple(callbacks),
@@ -251,6 +261,7 @@ class _Run:
     schedule: _Schedule
     size: DataSize
     batch_size: int | None
+    num_curv_samples: int | None
     key: jax.Array | None
     corrected: bool
     callbacks: tuple[Callback, ...]
@@ -315,7 +326,7 @@ class _Run:
         local = dataclasses.replace(self.operator.local, params=params)
         try:
             operator = dataclasses.replace(self.operator, local=local)
-            posterior_fn, _ = measure(problem, operator, self.estimator)
+            posterior_fn = self._measured(problem, operator, epoch)
             sums = fit_of(problem, None, gradient=self.corrected)
             state = take_steps(posterior_fn, state, sums, jnp.asarray(rates), self.corrected)
         except ValueError as error:
@@ -327,6 +338,20 @@ class _Run:
             cure = "A lower hyper_learning_rate or a smaller number of hyper_steps tames it"
             raise TrainingError(record.lost(f"{why}. {cure}"), record.result())
         return posterior_fn, state
+
+    def _measured(self, problem: Problem, operator: CurvatureOperator, epoch: int) -> PosteriorFn:
+        """The curvature of all examples, or of some that stand for them."""
+        data = problem.data
+        if self.num_curv_samples is not None and isinstance(data, Batch):
+            assert self.key is not None
+            key = jax.random.fold_in(jax.random.fold_in(self.key, FITS), epoch)
+            some = draw(data, self.num_curv_samples, key)
+            problem = dataclasses.replace(problem, data=some)
+            total = data.num_examples
+            operator = dataclasses.replace(
+                operator, data=some, num_total_samples=total, num_curv_samples=some.num_examples
+            )
+        return measure(problem, operator, self.estimator)[0]
 
 
 class _Record:
@@ -417,6 +442,22 @@ def _unfitted(params: PyTree, state: HyperState) -> MarglikResult:
         evidence=state.evidence,
         history={},
     )
+
+
+def _check_drawn(data: Data, **numbers: int | None) -> None:
+    """Examples are drawn at random from arrays on one device."""
+    for name, number in numbers.items():
+        if number is None:
+            continue
+        if isinstance(data, Loader):
+            raise ValueError(f"{name} is for arrays; a loader gives batches of its own size")
+        if shards_of(data) is not None:
+            raise ValueError(
+                f"{name} is for arrays on one device, and these are divided among several. Divide "
+                f"batches: data=laplax.shard(list_of_batches, mesh), without {name}"
+            )
+        if number > data.num_examples:
+            raise ValueError(f"{name} ({number}) exceeds the data's {data.num_examples} examples")
 
 
 def _check_optimizer(optimizer: object) -> None:

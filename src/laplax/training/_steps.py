@@ -13,6 +13,7 @@ from .._engine.chunks import cut
 from .._engine.loops import sum_over
 from .._engine.memo import WeakInside, model_jit
 from .._engine.samples import take
+from .._engine.shards import shards_of
 from .._model import Model
 from .._problem import Problem
 from .._tree import PyTree, pytree, static
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class DataSize(NamedTuple):
     """How much there is to train on."""
 
-    examples: float  # rows of the arrays
+    examples: float  # that take part, not masked out
     weight: float  # sum of the examples' weights: what the loss is divided by
     steps: int  # in an epoch
     fit: DataFit  # at the initial weights
@@ -50,7 +51,7 @@ def measure_data(problem: Problem, batch_size: int | None) -> DataSize:
 
 def _size_of_batch(batch: Batch, term: DataTerm) -> tuple[DataFit, jax.Array, jax.Array]:
     fit = fit_of_batch(batch, term)
-    examples = jnp.asarray(batch.num_examples, fit.loss.dtype)
+    examples = jnp.asarray(batch.num_counted).astype(fit.loss.dtype)
     if batch.weight is None:
         return fit, examples, examples
     own = jnp.mean(batch.weight.reshape(batch.num_examples, -1), axis=1)
@@ -70,11 +71,20 @@ class Joint(WeakInside):
 
     def __call__(self, params: PyTree, batch: Batch) -> jax.Array:
         """The value to descend."""
-        loss = fit_of_batch(batch, DataTerm(params, self.model, self.likelihood)).loss
-        share = (self.examples / batch.num_examples).astype(loss.dtype)
+        shards = shards_of(batch)
+        loss = (
+            self._loss(batch, params)
+            if shards is None
+            else shards.sum(self._loss, batch, params)  # of every device's own examples
+        )
+        counted = jnp.maximum(jnp.asarray(batch.num_counted), 1).astype(loss.dtype)
+        share = self.examples.astype(loss.dtype) / counted
         data = self.likelihood_scale.astype(loss.dtype) * share * loss
         penalty = self.prior.neg_log_prob(params).astype(loss.dtype)
         return (data + penalty) / self.weight.astype(loss.dtype)
+
+    def _loss(self, batch: Batch, params: PyTree) -> jax.Array:
+        return fit_of_batch(batch, DataTerm(params, self.model, self.likelihood)).loss
 
 
 class Taken(NamedTuple):
