@@ -10,13 +10,8 @@ import jax.numpy as jnp
 from .._data import progress_bar
 from .._space import ParamSpace
 from .arrays import is_concrete
-from .lanczos_large import (
-    BREAKDOWN_EPS,
-    REORTHOGONALISE_BELOW,
-    combine_rows,
-    tridiagonalise_rows,
-)
-from .linalg import tridiagonal_eigh
+from .lanczos_large import combine_rows, tridiagonalise_rows
+from .linalg import BREAKDOWN_EPS, REORTHOGONALISE_BELOW, tridiagonal_eigh
 
 LARGE_BASIS = 2**28  # bytes; beyond them rows are kept one by one
 
