@@ -103,16 +103,22 @@ def difference(given, expected):
     return max(float(np.max(np.abs(x - y)) / max(np.max(np.abs(y)), 1e-300)) for x, y in both)
 
 
-def answers(fit, data, inputs):
-    posterior_fn, _ = fit(data)
-    posterior = posterior_fn(PRIOR)
-    vector = jnp.linspace(0.5, 1, posterior_fn.space.size, dtype=FLOAT)
-    prediction = posterior_fn.predictive()(PRIOR)(inputs)
+def answers_of(posterior_fn, vector, data, inputs):
     return {
-        "covariance": posterior.cov_mv(vector),
+        "covariance": posterior_fn(PRIOR).cov_mv(vector),
         "evidence": posterior_fn.log_marginal_likelihood(PRIOR, data),
-        "prediction": dict(prediction),
+        "prediction": dict(posterior_fn.predictive()(PRIOR)(inputs)),
     }
+
+
+answers_by_one_program = jax.jit(answers_of)
+
+
+def answers(posterior_fn, data, inputs, one_program=True):
+    """By one program, or by one for each operation as a user has them."""
+    vector = jnp.asarray(np.linspace(0.5, 1, posterior_fn.space.size, dtype=FLOAT))
+    together = answers_by_one_program if one_program else answers_of
+    return together(posterior_fn, vector, data, inputs)
 
 
 def judged(fit, data):
@@ -137,7 +143,10 @@ def divided(mesh, axis):
 
 
 def compare(problem, mesh, names, params=None, spread=None, model=network, **options):
-    """Every structure of `names` on a mesh against one device."""
+    """Every structure of `names` on a mesh against one device.
+
+    Loaders and the first structure answer operation by operation, the others by one program.
+    """
     spread = spread or (lambda data: laplax.shard(data, mesh))
     rows, placed = divided(mesh, mesh.axis_names[0])(problem.input)
     given = problem.params if model is network else problem.kernels
@@ -151,16 +160,16 @@ def compare(problem, mesh, names, params=None, spread=None, model=network, **opt
             given_options |= {"key": jax.random.key(1)}
 
         def fit(data, params, name=name, loss=loss, given_options=given_options):
-            return laplax.laplace(
+            posterior_fn, _ = laplax.laplace(
                 model, params, data, loss_fn=loss, curv_type=name, **given_options
             )
+            return posterior_fn
 
-        alone = answers(lambda data, fit=fit: fit(data, given), data, rows)
-        together = answers(
-            lambda data, fit=fit: fit(data, given if params is None else params),
-            spread(data),
-            placed,
-        )
+        everywhere = given if params is None else params
+        parts = spread(data)
+        one_program = name != names[0] and isinstance(parts, dict)
+        alone = answers(fit(data, given), data, rows)
+        together = answers(fit(parts, everywhere), parts, placed, one_program)
         for what, expected in alone.items():
             found[f"{name} {what}"] = difference(together[what], expected)
     return found
@@ -225,10 +234,17 @@ def on_devices(problem):
     line = mesh_of((DEVICES,), ("data",), AxisType.Auto)
     explicit = mesh_of((DEVICES,), ("data",), AxisType.Explicit)
     few = ("diagonal", "kfac")
-    some = STRUCTURES if DEVICES == 4 and FLOAT == "float64" else few
+    if FLOAT == "float32":
+        return {
+            "automatic": compare(problem, line, list(STRUCTURES)),
+            "explicit": compare(problem, explicit, ["diagonal"]),
+            "judged": compare_judged(problem, line, "mse", "kfac"),
+            "judged explicit": compare_judged(problem, explicit, "cross_entropy", "diagonal"),
+        }
+    every = STRUCTURES if DEVICES == 4 else few
     results = {
-        "automatic": compare(problem, line, some),
-        "explicit": compare(problem, explicit, some),
+        "automatic": compare(problem, line, list(every)),
+        "explicit": compare(problem, explicit, list(reversed(every))),
     }
     if DEVICES > 4:
         return results
@@ -237,8 +253,7 @@ def on_devices(problem):
     results["batches"] = compare(
         problem, explicit, few, spread=lambda data: laplax.shard(batches_of(data), explicit)
     )
-    if FLOAT == "float64":
-        results["function space"] = compare_function_space(problem, explicit)
+    results["function space"] = compare_function_space(problem, explicit)
     results["judged"] = compare_judged(problem, line, "mse", "kfac")
     results["sizes"] = sizes_seen(problem, line)
     results["judged explicit"] = compare_judged(problem, explicit, "cross_entropy", "diagonal")
@@ -418,15 +433,17 @@ def on_processes(problem, rank, count):
         half = len(input) // 2
         return laplax.shard([(input[:half], target[:half]), (input[half:], target[half:])], mesh)
 
+    two = count == 2
     arrays = compare(
         problem,
         mesh,
         ["full", "kfac", "lanczos"],
         spread=lambda data: laplax.shard(mine(data), mesh),
     )
-    loaders = compare(problem, mesh, ["diagonal", "kfac"], spread=batches, model=convolutions)
+    names = ["diagonal", "kfac"] if two else ["diagonal"]
+    loaders = compare(problem, mesh, names, spread=batches, model=convolutions)
     results = {"arrays": arrays, "loaders": loaders, "errors": errors(problem, mesh, rank, mine)}
-    return results | (divided_among_processes(problem) if count == 2 else {})
+    return results | (divided_among_processes(problem) if two else {})
 
 
 def divided_among_processes(problem):

@@ -503,6 +503,8 @@ def test_whole_numbers_of_numpy_and_jax_are_taken(fitted, four):
     [
         lambda key, pf: fit(curv_type="hutchinson", key=key),
         lambda key, pf: Hutchinson(key=key),
+        lambda key, pf: Lanczos(key=key),
+        lambda key, pf: Lobpcg(key=key),
         lambda key, pf: fit(curv_type="lanczos", rank=1, key=key),
         lambda key, pf: fit(curvature="fisher_mc", key=key),
         lambda key, pf: fit(curvature=FisherMC(key)),

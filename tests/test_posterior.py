@@ -95,9 +95,10 @@ def test_fitting_again_does_not_trace_the_model_again(name):
 def test_vmap_over_priors_equals_a_loop(name):
     posterior_fn, _ = fit(name)
     priors = jnp.asarray([0.1, 1.0, 10.0])
-    batched = jax.vmap(lambda t: posterior_fn({"prior_prec": t}).variance())(priors)
+    variance = jax.jit(lambda t: posterior_fn({"prior_prec": t}).variance())
+    batched = jax.vmap(variance)(priors)
     for i, t in enumerate(priors):
-        single = posterior_fn({"prior_prec": t}).variance()
+        single = variance(t)
         jax.tree.map(
             lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9), batched, single
         )
@@ -117,13 +118,10 @@ def test_curvature_and_posterior_are_pytrees(name):
 def test_grad_flows_through_the_posterior(name):
     posterior_fn, _ = fit(name)
 
+    @jax.jit
     def spread(log_prior):
-        return sum(
-            map(
-                jnp.sum,
-                jax.tree.leaves(posterior_fn({"prior_prec": jnp.exp(log_prior)}).variance()),
-            )
-        )
+        variance = posterior_fn({"prior_prec": jnp.exp(log_prior)}).variance()
+        return sum(map(jnp.sum, jax.tree.leaves(variance)))
 
     step, at = 1e-5, jnp.asarray(0.3)
     numeric = (spread(at + step) - spread(at - step)) / (2 * step)
@@ -171,26 +169,35 @@ def test_samples_are_the_draws_of_split_keys(name):
 def test_samples_under_a_prior_per_leaf_have_the_posterior_covariance(name):
     prior_prec = [{"w": 0.5, "b": 2.0}, 1.0]
     posterior = fit(name)[0]({"prior_prec": prior_prec, "sigma_squared": 0.5})
-    draws = 20_000
-    samples = posterior.space.flatten(posterior.sample(jax.random.key(5), draws), batch_ndim=1)
-    cov = jax.vmap(posterior.cov_mv)(jnp.eye(27))
-    spread = jnp.sqrt((jnp.outer(jnp.diag(cov), jnp.diag(cov)) + cov**2) / draws)
-    assert bool(jnp.all(jnp.abs(jnp.cov(samples.T) - cov) < 5 * spread))
+
+    @jax.jit
+    def samples_and_covariance(posterior):
+        samples = posterior.sample(jax.random.key(5), 20_000)
+        flat = posterior.space.flatten(samples, batch_ndim=1)
+        return flat, jax.vmap(posterior.cov_mv)(jnp.eye(27))
+
+    samples, cov = map(np.asarray, samples_and_covariance(posterior))
+    spread = np.sqrt((np.outer(np.diag(cov), np.diag(cov)) + cov**2) / len(samples))
+    assert np.all(np.abs(np.cov(samples.T) - cov) < 5 * spread)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_the_dtype_of_the_parameters_is_kept(name, dtype):
-    posterior_fn, curv_estimate = fit(name, dtype)
+@jax.jit
+def all_numbers(posterior_fn, curvature):
     posterior = posterior_fn({"prior_prec": 0.5})
-    trees = (
+    return (
         posterior.mean,
         posterior.variance(),
         posterior.sample(jax.random.key(0), 2),
         posterior.logdet(),
-        curv_estimate.diagonal(),
-        curv_estimate.to_dense(),
+        curvature.diagonal(),
+        curvature.to_dense(),
         posterior.log_prob(posterior.mean),
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_the_dtype_of_the_parameters_is_kept(name, dtype):
+    trees = all_numbers(*fit(name, dtype))
     assert {leaf.dtype for leaf in jax.tree.leaves(trees)} == {jnp.dtype(dtype)}
 
 

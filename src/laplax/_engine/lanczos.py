@@ -11,14 +11,12 @@ from .._data import progress_bar
 from .._space import ParamSpace
 from .arrays import is_concrete
 from .lanczos_large import (
-    BREAKDOWN_EPS,
-    REORTHOGONALISE_BELOW,
     combine_leaves,
     combine_rows,
     tridiagonalise_leaves,
     tridiagonalise_rows,
 )
-from .linalg import tridiagonal_eigh
+from .linalg import BREAKDOWN_EPS, REORTHOGONALISE_BELOW, tridiagonal_eigh
 
 LARGE_BASIS = 2**28  # bytes; beyond them rows are kept one by one
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._data import progress_bar
 from .._space import ParamSpace
+from .linalg import BREAKDOWN_EPS, REORTHOGONALISE_BELOW
 from .vectors import dot
 
 GROUP = 4  # rows that share a reading of the vector; one program for every number up to it
@@ -24,10 +25,6 @@ CHUNK = 2**16  # entries of all rows that are combined at once
 LARGE_LEAF = 2**20  # entries; every leaf of a row is a kernel to compile in every program
 
 Row = list[jax.Array]  # (1, *shape) each, or one (1, P)
-
-# Gram-Schmidt: a second pass where less than this share is left of a vector's norm.
-REORTHOGONALISE_BELOW = 0.7
-BREAKDOWN_EPS = 10  # what is left of a product after a breakdown, in eps of the largest value
 
 
 def tridiagonalise_rows(

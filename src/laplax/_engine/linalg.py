@@ -24,6 +24,10 @@ from .shards import Shards
 HOST_SIDE = 256  # a larger matrix takes longer to decompose than the overhead of NumPy
 HOST_ROWS = 1024  # fewer rows are decomposed in double precision
 
+# Gram-Schmidt of both Lanczos: a second pass where less than this share is left of a vector's norm.
+REORTHOGONALISE_BELOW = 0.7
+BREAKDOWN_EPS = 10  # what is left of a product after a breakdown, in eps of the largest value
+
 
 def _one_at_a_time(op: Callable[..., Any]) -> Any:
     """`op` of single matrices whose `vmap` is a loop on a CPU."""

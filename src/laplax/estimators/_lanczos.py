@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from .._arguments import whole_number
+from .._arguments import check_key, whole_number
 from .._engine.lanczos import krylov_by_leaf, krylov_space, random_direction
 from ..curvature import CurvatureOperator
 from ..structures import LeafBasis, LowRank, Structure
@@ -46,6 +46,8 @@ class Lanczos(Estimator):
 
     def __post_init__(self) -> None:
         whole_number(self.rank, "rank")
+        if self.key is not None:
+            check_key(self.key)
         if self.num_products is None:
             return
         if whole_number(self.num_products, "num_products") < self.rank:

@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from .._arguments import whole_number
+from .._arguments import check_key, whole_number
 from .._data import Batch, Loader
 from .._engine.arrays import is_concrete
 from .._engine.chunks import Chunks
@@ -39,6 +39,8 @@ class Lobpcg(Estimator):
 
     def __post_init__(self) -> None:
         whole_number(self.rank, "rank")
+        if self.key is not None:
+            check_key(self.key)
 
     def estimate(self, operator: CurvatureOperator) -> tuple[Structure, Diagnostics]:
         """Block products inside one program."""

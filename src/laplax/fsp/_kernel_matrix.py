@@ -23,7 +23,7 @@ class KernelMatrix:
         self.trace = jnp.sum(gram_diagonal(kernel, x).astype(dtype))
         count = num_rows(x)
         row = count * dtype.itemsize
-        self.matrix = _gram(kernel, x) if count * row <= memory_budget else None
+        self.matrix = gram(kernel, x) if count * row <= memory_budget else None
         self.chunks = cut(Work(4 * row), count, memory_budget)  # a row, its distances, copies
 
     def mv(self, v: jax.Array) -> jax.Array:
@@ -33,7 +33,6 @@ class KernelMatrix:
         return map_over(_row_products, self.x, self.chunks, self.kernel, self.x, v)
 
 
-_gram = jax.jit(gram)
 _dense_product = jax.jit(jnp.matmul)
 
 
@@ -85,12 +84,32 @@ def decompose(
 
     spare = random_direction(key, start.size, start.dtype)
     basis, alpha, beta = tridiagonalise(product, start, rank, spare, progress)
-    off = jnp.diag(beta[:-1], 1)
-    values, turn = eigh(jnp.diag(alpha) + off + off.T)
+    values, turn = eigh(_tridiagonal(alpha, beta))
     total = scale * matrix.trace + start.size * noise
     level = float(noise)
     check_definite(float(values[0]) - level, float(total) / start.size - level, level)
-    outside = max(start.size - rank, 1)
-    floor = jnp.maximum((total - jnp.sum(alpha)) / outside, noise)
+    rest = total - jnp.sum(alpha)
+    return _decomposition(basis, values, turn, rest, total, noise)
+
+
+@jax.jit
+def _tridiagonal(alpha: jax.Array, beta: jax.Array) -> jax.Array:
+    off = jnp.diag(beta[:-1], 1)
+    return jnp.diag(alpha) + off + off.T
+
+
+@jax.jit
+def _decomposition(
+    basis: jax.Array,
+    values: jax.Array,
+    turn: jax.Array,
+    rest: jax.Array,
+    total: jax.Array,
+    noise: jax.Array,
+) -> Decomposition:
+    """`rest` is the part of the total variance outside of the basis: spread evenly there."""
+    rank, size = basis.shape
+    outside = max(size - rank, 1)
+    floor = jnp.maximum(rest / outside, noise)
     captured = 1 - outside * (floor - noise) / total
     return Decomposition(basis.T @ turn, jnp.maximum(values, noise), floor, captured)

@@ -215,20 +215,29 @@ def _fit(
     del rows
     scaled = (basis / singular[None]).T  # B = U / D
     seen = push(scaled)[1]
-    rotated = jnp.einsum("ncr,ci->inr", seen, W)
-    outside = [d.outside(rotated[i]) for i, d in enumerate(decompositions)]
     residual = f - prior.mean_at(points, f.shape[1:], f.dtype)
     residual = residual.reshape(slopes.shape[:2]).astype(dtype) @ W
-    norms = [d.squared_norm(residual[:, i]) for i, d in enumerate(decompositions)]
+    precision, norm = _prior_in_basis(decompositions, seen, residual, W)
     core = Core(
         curvature=operator.sum(_curvature, operator.product_work(singular.size), scaled),
-        prior=sum(outside, jnp.eye(singular.size, dtype=dtype)),
+        prior=precision,
         context=seen.reshape(-1, singular.size),
         bound=(prior.variance(points, outputs).astype(dtype) + noise).reshape(-1),
     )
-    structure = FunctionSpace(basis, singular, core, sum(norms, jnp.zeros((), dtype)))
-    structure = structure.times(operator.scale)
+    structure = FunctionSpace(basis, singular, core, norm).times(operator.scale)
     return structure, _diagnose(structure, decompositions, noise)
+
+
+@jax.jit
+def _prior_in_basis(
+    decompositions: list[Decomposition], seen: jax.Array, residual: jax.Array, W: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Its precision B^T J(C)^T K^-1 J(C) B, (r, r), and the squared norm of the residual."""
+    rotated = jnp.einsum("ncr,ci->inr", seen, W)
+    outside = [d.outside(rotated[i]) for i, d in enumerate(decompositions)]
+    norms = [d.squared_norm(residual[:, i]) for i, d in enumerate(decompositions)]
+    precision = sum(outside, jnp.eye(seen.shape[-1], dtype=seen.dtype))
+    return precision, sum(norms, jnp.zeros((), seen.dtype))
 
 
 def _decompose(
@@ -279,6 +288,13 @@ def _span(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return directions[:, :rank], singular[:rank]
 
 
+@jax.jit
+def _joint(structure: FunctionSpace) -> jax.Array:
+    """D^2 + U^T G U."""
+    core = structure.core
+    return structure.singular[:, None] * (core.prior + core.curvature) * structure.singular
+
+
 def _diagnose(
     structure: FunctionSpace, decompositions: list[Decomposition], noise: jax.Array
 ) -> dict[str, Any]:
@@ -286,12 +302,10 @@ def _diagnose(
 
     `spectrum` are the eigenvalues of D^2 + U^T G U, ascending, nothing dropped.
     """
-    core = structure.core
-    D = structure.singular
-    one = jnp.ones((), D.dtype)
-    posterior = core.posterior(one, one)
+    one = jnp.ones((), structure.singular.dtype)
+    posterior = structure.core.posterior(one, one)
     return {
-        "spectrum": eigh(D[:, None] * (core.prior + core.curvature) * D)[0],
+        "spectrum": eigh(_joint(structure))[0],
         "dropped": posterior.dropped,
         "slack": posterior.slack,
         "captured": jnp.stack([d.captured for d in decompositions]),

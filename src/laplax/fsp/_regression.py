@@ -58,6 +58,7 @@ def _factor(prior: GPPrior, data: _Observed, sigma_squared: ArrayLike) -> _Facto
     return _Factors(factors, white, W, variance)
 
 
+@jax.jit
 def _log_evidence(prior: GPPrior, data: _Observed, sigma_squared: ArrayLike) -> jax.Array:
     """-1/2 [r^T M^-1 r + log det M + n log 2 pi + sum (w - 1) log(2 pi variance)], M = C C^T."""
     gp = _factor(prior, data, sigma_squared)
@@ -86,12 +87,17 @@ def gp_regression(
         >>> print(f"{mean[0, 0]:.3f} {variance[0, 0]:.3f}")
         0.008 0.010
     """
-    checked = as_prior(prior)
-    seen = _observed(data, Gaussian())
+    return _regression(as_prior(prior), _observed(data, Gaussian()), sigma_squared, input)
+
+
+@jax.jit
+def _regression(
+    prior: GPPrior, seen: _Observed, sigma_squared: ArrayLike, input: PyTree
+) -> tuple[jax.Array, jax.Array]:
     dtype = seen.y.dtype
     outputs = seen.y.shape[1]
-    parts, _ = checked.components(outputs)
-    gp = _factor(checked, seen, sigma_squared)
+    parts, _ = prior.components(outputs)
+    gp = _factor(prior, seen, sigma_squared)
     root = jnp.sqrt(seen.weight)[:, None]
     means = []
     variances = []
@@ -99,7 +105,7 @@ def gp_regression(
         half = solve_triangular(factor, root * part.matrix(seen.x, input).astype(dtype))
         means.append(half.T @ white)
         variances.append(part.diagonal(input).astype(dtype) - jnp.sum(half**2, axis=0))
-    mean = jnp.stack(means, axis=-1) @ gp.rotation.T + checked.mean_at(input, (outputs,), dtype)
+    mean = jnp.stack(means, axis=-1) @ gp.rotation.T + prior.mean_at(input, (outputs,), dtype)
     return mean, jnp.stack(variances, axis=-1) @ jnp.square(gp.rotation).T
 
 

@@ -29,6 +29,7 @@ class Core:
     context: jax.Array  # J(C) B, (m, r): a row per context point and output
     bound: jax.Array  # k(c, c), (m,)
 
+    @jax.jit
     def posterior(self, c: jax.Array, tau: jax.Array) -> "Truncated":
         """A = tau A0 + c B^T G B on as many directions as the bound allows.
 

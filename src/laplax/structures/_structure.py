@@ -56,6 +56,7 @@ class Structure(abc.ABC):
         """The dtype of the numbers it holds."""
         return jax.tree.leaves(self)[0].dtype
 
+    @jax.jit
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
         dense: jax.Array = self.mv(jnp.eye(self.size, dtype=self.dtype))
