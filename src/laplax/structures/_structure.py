@@ -56,11 +56,9 @@ class Structure(abc.ABC):
         """The dtype of the numbers it holds."""
         return jax.tree.leaves(self)[0].dtype
 
-    @jax.jit
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
-        dense: jax.Array = self.mv(jnp.eye(self.size, dtype=self.dtype))
-        return dense
+        return _dense(self)
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -143,6 +141,13 @@ class Structure(abc.ABC):
     def project(self, J: Jacobian) -> Projection:
         """Push the eigenbasis through Jacobians."""
         return self.spectral().project(J)
+
+
+@jax.jit
+def _dense(structure: Structure) -> jax.Array:
+    """All columns of G, as one program."""
+    dense: jax.Array = structure.mv(jnp.eye(structure.size, dtype=structure.dtype))
+    return dense
 
 
 @pytree
