@@ -33,7 +33,7 @@ def nll_of(temperature):
     new = cases.random(200, 2, seed=5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
-        chosen, made = posterior_fn.calibrate(
+        _, made = posterior_fn.calibrate(
             (new, labels(new, 2)),
             calibration_objective="nll",
             calibration_method=GridSearch(grid_size=8),
