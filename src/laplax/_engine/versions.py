@@ -30,6 +30,7 @@ SETTINGS = (
 )
 
 # Sums of matrix products may be wrong, without a message: https://github.com/jax-ml/jax/issues/39103
+# 0.10.1 and 0.11.0 are right.
 WRONG_ON_CPU = ("0.10.2",)
 CURE = "--xla_cpu_experimental_ynn_fusion_type="
 
