@@ -4,8 +4,8 @@ python examples/pruning.py --data fashion_mnist.npz --folder out/pruning
 
 The data file holds `x_train`, `y_train`, `x_test`, `y_test` (uint8 images of 28 x 28, integer
 labels). The network is that of Dhahri et al. (2024), arXiv:2402.15978. It is trained on 55,000
-images with one prior precision for each unit or layer, which the evidence chooses during training,
-and with a weak fixed prior. The 5,000 other training images choose what ranks the units; the test
+images with one prior precision for each unit, which the evidence chooses during training, and with
+a weak fixed prior. The 5,000 other training images choose what ranks the units; the test
 images are used for the tables alone. Trained networks are kept in the folder, and read from there
 by the next run. Seconds include compilation.
 """
@@ -53,7 +53,6 @@ FINE_SPARSITIES = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.
 NETWORKS = {
     "unit": "one prior precision per unit, by evidence",
     "fixed": "fixed prior precision",
-    "layer": "one prior precision per layer, by evidence",
 }
 
 # Accuracies of the structured networks with KFAC and one prior precision per parameter, as
@@ -169,16 +168,17 @@ def fit(params, data, images, **options):
 
 
 def sums_of(tree, units):
-    """Sums over layers; over the units of a layer, if there are some."""
-    sums = {name: sum(jnp.sum(x) for x in jax.tree.leaves(layer)) for name, layer in tree.items()}
-    return sums | (unit_scores(tree, units) if units else {})
+    """Sums over units, and over the layer that makes the outputs."""
+    sums = unit_scores(tree, units)
+    return {**sums, "out": sum(jnp.sum(x) for x in jax.tree.leaves(tree["out"]))}
 
 
 def spread(values, units, params):
-    """Numbers per layer, or per unit, as a pytree like `params`."""
-    tree = jax.tree.broadcast({name: values[name] for name in params}, params)
-    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.full_like, params, tree))
-    for group in units.groups if units else ():
+    """Numbers per unit as a pytree like `params`."""
+    leaves, treedef = jax.tree.flatten(
+        jax.tree.map(lambda x: jnp.full_like(x, values["out"]), params)
+    )
+    for group in units.groups:
         for part in group.incoming:
             shape = [1] * leaves[part.leaf].ndim
             shape[part.axis] = -1
@@ -211,7 +211,7 @@ def train(name, data, units, key, folder):
 
     def update(params, prior_prec):
         posterior_fn = fit(params, data, CURVATURE_IMAGES["during training"])
-        return evidence_prior(posterior_fn, units if name == "unit" else None, params, prior_prec)
+        return evidence_prior(posterior_fn, units, params, prior_prec)
 
     start = time.perf_counter()
     trained = epochs(params, data, 1e-3, EPOCHS, prior_prec, None if name == "fixed" else update)
@@ -306,12 +306,12 @@ def main():
         scores, structured_rows[name] = structured(
             name, params, prior_prec, units, data, held_out, test
         )
-        magnitudes = jax.tree.map(jnp.square, params)
         curves[name, "posterior"] = unstructured(params, scores, test)
-        curves[name, "magnitude"] = unstructured(params, magnitudes, test)
-    print("single weights, not tuned: " + " ".join(f"{s:.1%}" for s in FINE_SPARSITIES))
-    for (network, how), values in curves.items():
-        print(f"{network:9} {how:10} " + " ".join(f"{x:.4f}" for x in values), flush=True)
+        curves[name, "magnitude"] = unstructured(params, jax.tree.map(jnp.square, params), test)
+        print("single weights, not tuned: " + " ".join(f"{s:.1%}" for s in FINE_SPARSITIES))
+        for how in ("posterior", "magnitude"):
+            values = " ".join(f"{x:.4f}" for x in curves[name, how])
+            print(f"{name:9} {how:15} {values}", flush=True)
     draw(structured_rows, curves, folder / "pruning.png")
 
 
