@@ -49,7 +49,7 @@ METHODS = {
     "fine-tuning": Method({}, {}, 0.0),
     "diagonal": Method({"curv_type": "diagonal"}, {}, 30.0),
     "low rank": Method(
-        {"curv_type": "lanczos", "rank": 100, "tol": 0.25}, {"rank": 200}, 1.0, LANCZOS_IMAGES
+        {"curv_type": "lanczos", "rank": 100, "tol": 0.25}, {"rank": 200}, 30.0, LANCZOS_IMAGES
     ),
     "KFAC, nearest": Method({"curv_type": "kfac"}, {"merge": "nearest"}, 10.0),
     "KFAC, all terms": Method({"curv_type": "kfac"}, {"merge": "exact"}, 10.0),
