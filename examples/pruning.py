@@ -333,7 +333,7 @@ def draw(structured_rows, curves, path):
     axes[0].set_title("filters and neurons: tuned (solid), not tuned (dotted)")
     axes[1].set_title("single weights, not tuned")
     for axis in axes:
-        axis.set(xlabel="parameters removed, %", ylim=(0.5, 0.93))
+        axis.set(xlabel="parameters removed, %", ylim=(0.0, 0.95))
         axis.legend(loc="lower left", fontsize=8)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy")
