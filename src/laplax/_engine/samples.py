@@ -13,7 +13,6 @@ from .shards import everywhere
 
 def whole_batch(data: Data) -> Batch:
     """Data in one piece, for what visits them again and again or at random."""
-    data = data.on_automatic_axes()  # explicit ones would ask how each result is divided
     if isinstance(data, Batch):
         return data
     batches = list(data)
@@ -22,7 +21,7 @@ def whole_batch(data: Data) -> Batch:
 
 def random_batches(data: Data, size: int | None, key: jax.Array) -> Iterator[Batch]:
     """Shuffled batches of one size, pass after pass; or a loader's own."""
-    data = data.on_automatic_axes()
+    data = data.on_automatic_axes()  # explicit ones would ask how each result is divided
     if isinstance(data, Loader):
         data.require_passes("training")
         while True:

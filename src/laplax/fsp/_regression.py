@@ -151,7 +151,7 @@ def fit_prior(
         )
     if isinstance(likelihood, Categorical) and checked.coregionalisation is not None:
         raise ValueError("fit_prior with labels needs independent outputs: no coregionalisation")
-    batch = whole_batch(as_data(data))
+    batch = whole_batch(as_data(data).on_automatic_axes())
     if batch.num_examples > whole_number(num_points, "num_points"):
         batch = draw(batch, num_points, jax.random.key(0) if key is None else key)
     seen = _observed(batch, likelihood)
@@ -185,7 +185,7 @@ def _negative_log_evidence(
 
 def _observed(data: Any, likelihood: Likelihood) -> _Observed:
     """Labels become Gaussian observations with a noise of their own."""
-    batch = whole_batch(as_data(data))
+    batch = whole_batch(as_data(data).on_automatic_axes())
     y = batch.target
     noise = None
     if isinstance(likelihood, Categorical):

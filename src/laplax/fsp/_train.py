@@ -82,7 +82,7 @@ def train(
                 "optimizer='gauss_newton' descends one fixed objective: leave batch_size out, and "
                 "hand over fixed context points, for example context=halton(200, box)"
             )
-        inputs = next(_inputs(whole_batch(problem.data), draw, None, key))
+        inputs = next(_inputs(whole_batch(problem.data.on_automatic_axes()), draw, None, key))
         start = objective.parts(problem.params, *inputs)
         check(-1, _optim.Step(problem.params, _optim.stacked(start), inputs))
         steps = gauss_newton_steps(objective, problem.params, *inputs, problem.output.size)

@@ -93,7 +93,7 @@ def from_data(num: int, data: Any, key: jax.Array) -> PyTree:
     if isinstance(data, jax.Array | np.ndarray):
         inputs: PyTree = jnp.asarray(data)
     else:
-        inputs = whole_batch(as_data(data)).input
+        inputs = whole_batch(as_data(data).on_automatic_axes()).input
     count = num_rows(inputs)
     if whole_number(num, "num") > count:
         raise ValueError(f"{num} context points asked for; the data have {count} inputs")
