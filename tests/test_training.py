@@ -209,6 +209,11 @@ def test_callbacks_see_the_evidence_and_can_end_it():
     assert history["prior_arguments"]["prior_prec"]["a"].shape == (2,)
 
 
+def test_a_correction_by_part_of_the_curvature_is_warned_of():
+    with pytest.warns(laplax.InputWarning, match="curv_type='diagonal': under a part of the curva"):
+        train(num_epochs=1, hyper_steps=1, corrected=True, curv_type="diagonal")
+
+
 def test_what_is_fixed_stays():
     result = train(start=(2.0, 0.5), num_epochs=3, fixed=("sigma_squared",))
     assert result.prior_arguments["sigma_squared"] == 0.5

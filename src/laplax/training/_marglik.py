@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._api import make_operator, measure, resolve
-from .._arguments import check_key, in_our_words, whole_number
+from .._arguments import check_key, in_our_words, warn, whole_number
 from .._chain import PosteriorFn
 from .._data import Batch, Data, DataLike, Loader, progress_bar
 from .._engine.chunks import MEMORY_BUDGET
@@ -20,7 +20,7 @@ from .._prior_precision import DiagonalPriorPrecision
 from .._problem import Problem, make_problem
 from .._tree import PyTree
 from ..curvature import Curvature, CurvatureOperator
-from ..estimators import Estimator
+from ..estimators import Estimator, Full
 from ..evidence import fit_of
 from ..likelihoods import Likelihood
 from ..prior import Prior
@@ -165,6 +165,12 @@ def marglik_training(
     )
     parse_prior_arguments(start, operator.space, problem.likelihood)  # refused before work starts
     check_fits(estimator, operator, start["prior_prec"])
+    if corrected and not isinstance(estimator, Full):
+        warn(
+            f"corrected=True with curv_type={curv_type!r}: under a part of the curvature the "
+            "linear term can exceed the loss, and the evidence then grows without end. Use "
+            "curv_type='full', or leave corrected out"
+        )
     size = measure_data(problem, batch_size)
     schedule = schedule.for_steps(size.steps)
     if problem.likelihood.has_noise and "sigma_squared" not in start:
