@@ -48,10 +48,9 @@ class Structure(abc.ABC):
         """The dtype of the numbers it holds."""
         return jax.tree.leaves(self)[0].dtype
 
-    @jax.jit
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
-        return self.mv(jnp.eye(self.size, dtype=self.dtype))
+        return _times_identity(self)
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -81,6 +80,12 @@ class Structure(abc.ABC):
     def project(self, J: Jacobian) -> Projection:
         """Push the eigenbasis through Jacobians."""
         return self.spectral().project(J)
+
+
+@jax.jit
+def _times_identity(structure: Structure) -> jax.Array:
+    """One program for all operations of a product."""
+    return structure.mv(jnp.eye(structure.size, dtype=structure.dtype))
 
 
 @pytree
