@@ -58,7 +58,7 @@ class Structure(abc.ABC):
 
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
-        return _dense(self)
+        return _times_identity(self)
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -144,8 +144,8 @@ class Structure(abc.ABC):
 
 
 @jax.jit
-def _dense(structure: Structure) -> jax.Array:
-    """All columns of G, as one program."""
+def _times_identity(structure: Structure) -> jax.Array:
+    """One program for all operations of a product."""
     dense: jax.Array = structure.mv(jnp.eye(structure.size, dtype=structure.dtype))
     return dense
 
