@@ -58,7 +58,7 @@ class Structure(abc.ABC):
 
     def to_dense(self) -> jax.Array:
         """G as a (P, P) array."""
-        return _times_identity(self)
+        return self.mv(jnp.eye(self.size, dtype=self.dtype))
 
     def diagonal(self) -> jax.Array:
         """The diagonal of G, shape (P,)."""
@@ -143,13 +143,6 @@ class Structure(abc.ABC):
         return self.spectral().project(J)
 
 
-@jax.jit
-def _times_identity(structure: Structure) -> jax.Array:
-    """One program for all operations of a product."""
-    dense: jax.Array = structure.mv(jnp.eye(structure.size, dtype=structure.dtype))
-    return dense
-
-
 @pytree
 class Dense(Structure):
     """G as a (P, P) array."""
@@ -174,11 +167,21 @@ class Dense(Structure):
         return super().plus(other)
 
 
+@jax.jit
+def _times_identity(structure: Structure) -> jax.Array:
+    """One program for all operations of a product."""
+    dense: jax.Array = structure.mv(jnp.eye(structure.size, dtype=structure.dtype))
+    return dense
+
+
 class Eigen(Eigenbasis, Structure):
     """G in its eigenbasis: blocks Q diag(e) Q^T over groups of leaves."""
 
     def mv(self, v: Vector) -> Vector:
         return self.apply(self.spectrum, v)
+
+    def to_dense(self) -> jax.Array:
+        return _times_identity(self)
 
     def diagonal(self) -> jax.Array:
         squares: jax.Array = self.squares(self.spectrum)
