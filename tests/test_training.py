@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.optimize
+import scipy.stats
 
 import cases
 import laplax
@@ -55,7 +57,15 @@ def adam(num_steps):
     return optax.adam(optax.cosine_decay_schedule(0.1, num_steps))
 
 
-def train(data=DATA, optimizer=None, start=(1.0, 1.0), num_epochs=1000, num_steps=None, **options):
+def train(
+    data=DATA,
+    optimizer=None,
+    start=(1.0, 1.0),
+    num_epochs=1000,
+    num_steps=None,
+    arguments=None,
+    **options,
+):
     options = {"curv_type": "full", "frequency": 20, "hyper_steps": 20} | options
     return marglik_training(
         model_fn,
@@ -64,7 +74,7 @@ def train(data=DATA, optimizer=None, start=(1.0, 1.0), num_epochs=1000, num_step
         loss_fn="mse",
         optimizer=optimizer or adam(num_epochs or num_steps),
         num_steps=num_steps,
-        prior_arguments={"prior_prec": start[0], "sigma_squared": start[1]},
+        prior_arguments=arguments or {"prior_prec": start[0], "sigma_squared": start[1]},
         num_epochs=num_epochs,
         **options,
     )
@@ -105,6 +115,39 @@ def test_the_corrected_evidence_needs_no_training():
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(result.params))
     np.testing.assert_allclose(chosen(result), [*precision, noise], rtol=1e-4)
     np.testing.assert_allclose(result.evidence, evidence, rtol=1e-9)
+
+
+def test_an_earlier_posterior_is_a_prior_whose_precision_stays():
+    """The noise of the second half, given the first: the maximum of their predictive density."""
+    (x1, x2), (y1, y2) = np.split(X, 2), np.split(Y, 2)
+    cov = np.linalg.inv(x1.T @ x1 / 0.3 + 2.0 * np.eye(2 * SIZE))
+    mean = cov @ x1.T @ y1 / 0.3
+
+    def surprise(log_noise):
+        cov_y = x2 @ cov @ x2.T + np.exp(log_noise) * np.eye(len(y2))
+        return -scipy.stats.multivariate_normal(x2 @ mean, cov_y).logpdf(y2)
+
+    best = scipy.optimize.minimize_scalar(surprise, bounds=(-5, 3), options={"xatol": 1e-9})
+    params = {"a": {"w": jnp.asarray(mean[:SIZE])}, "b": {"w": jnp.asarray(mean[SIZE:])}}
+    first = (jnp.asarray(x1), jnp.asarray(y1))
+    posterior_fn, _ = laplax.laplace(model_fn, params, first, loss_fn="mse")
+    prior = posterior_fn({"prior_prec": 2.0, "sigma_squared": 0.3}).as_prior()
+    result = marglik_training(
+        model_fn,
+        PARAMS,
+        (jnp.asarray(x2), jnp.asarray(y2)),
+        loss_fn="mse",
+        optimizer=optax.sgd(0.0),
+        num_epochs=1,
+        curv_type="full",
+        hyper_steps=1000,
+        corrected=True,
+        prior_arguments={"prior": prior, "sigma_squared": 1.0},
+    )
+    np.testing.assert_allclose(result.prior_arguments["sigma_squared"], np.exp(best.x), rtol=1e-4)
+    np.testing.assert_allclose(result.evidence, -best.fun, rtol=1e-8)
+    with pytest.raises(ValueError, match="'prior' has a precision of its own"):
+        train(prior_structure="unit", arguments={"prior": prior})
 
 
 def test_examples_that_are_there_twice_with_half_a_weight_change_nothing():

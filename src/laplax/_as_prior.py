@@ -19,8 +19,9 @@ from ._prior_precision import (
 )
 from ._space import ParamSpace
 from ._tree import PyTree, leaf_names, tree_difference
+from .likelihoods import Likelihood
 from .prior import Prior
-from .priors import PriorArguments
+from .priors import PriorArguments, parse_prior_arguments
 from .structures import (
     MERGES,
     NEAREST,
@@ -105,6 +106,19 @@ def _is_sound(mean: jax.Array, precision: PriorPrecision) -> bool:
 
 
 # -- a prior among the prior arguments ------------------------------------------------------------
+def parse_arguments(
+    given: Mapping[str, Any],
+    space: ParamSpace,
+    likelihood: Likelihood,
+    own_prior: bool = False,
+    by_leaf: bool = False,
+) -> PriorArguments:
+    """Checked prior arguments; a `prior` among them stands for a precision and a mean."""
+    prior, others = take_prior(given, own_prior)
+    arguments = parse_prior_arguments(others, space, likelihood, own_prior, by_leaf)
+    return arguments if prior is None else with_prior(arguments, prior, space, by_leaf)
+
+
 def take_prior(
     given: Mapping[str, Any], own_prior: bool
 ) -> tuple[Prior | None, Mapping[str, PyTree]]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._arguments import check_key, warn, whole_number
-from ._as_prior import check_same_kind, prior_of_posterior, take_prior, with_prior
+from ._as_prior import check_same_kind, parse_arguments, prior_of_posterior
 from ._data import Form
 from ._engine import vectors
 from ._engine.arrays import is_concrete
@@ -29,7 +29,7 @@ from .curvature import Curvature
 from .estimators import Estimator
 from .likelihoods import Likelihood, as_likelihood
 from .prior import Prior
-from .priors import PriorArguments, parse_prior_arguments
+from .priors import PriorArguments
 from .structures import EXACT, Precision, Structure, UpdatedPrecision, merged, split, updated
 
 
@@ -285,9 +285,7 @@ class PosteriorFamily(WeakInside):
         """Check hyperparameters; vectors are as the structure keeps them, or as `by_leaf` says."""
         by_leaf = self.structure.by_leaf if by_leaf is None else by_leaf
         own_prior = self.structure.own_prior
-        prior, others = take_prior(prior_arguments, own_prior)
-        arguments = parse_prior_arguments(others, self.space, self.likelihood, own_prior, by_leaf)
-        return arguments if prior is None else with_prior(arguments, prior, self.space, by_leaf)
+        return parse_arguments(prior_arguments, self.space, self.likelihood, own_prior, by_leaf)
 
     def prior(self, prior_arguments: Mapping[str, Any]) -> Prior:
         """The prior of these hyperparameters on the parameters that vary, as an object.

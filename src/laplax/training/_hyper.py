@@ -165,7 +165,8 @@ def take_steps(
 
 
 def _has_scalar_precision(state: HyperState) -> bool:
-    return is_scalar({**state.fixed, **state.logs}["prior_prec"])
+    precision = {**state.fixed, **state.logs}.get("prior_prec")
+    return precision is not None and is_scalar(precision)
 
 
 # The evidence of a fixed curvature has no noise to average over. The usual 0.999 remembers the

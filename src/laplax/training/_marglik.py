@@ -11,6 +11,7 @@ import numpy as np
 
 from .._api import make_operator, measure, resolve
 from .._arguments import check_key, in_our_words, warn, whole_number
+from .._as_prior import parse_arguments
 from .._chain import PosteriorFn
 from .._data import Batch, Data, DataLike, Loader, progress_bar
 from .._engine.chunks import MEMORY_BUDGET
@@ -24,7 +25,6 @@ from ..estimators import Estimator, Full
 from ..evidence import fit_of
 from ..likelihoods import Likelihood
 from ..prior import Prior
-from ..priors import parse_prior_arguments
 from ..subset import Subset
 from ._hyper import HyperState, hyper_state, take_steps
 from ._result import MarglikResult, TrainingError, TrainingProgress
@@ -97,6 +97,7 @@ def marglik_training(
         subset: As for `laplace`. The parameters outside of it are trained without a prior.
         prior_arguments: Where the search starts: by default a prior precision of one, and the
             noise of the initial weights. A pytree for `prior_prec` says how many numbers there are.
+            A `prior`, such as an earlier posterior, keeps its precision; the noise is chosen.
         prior_structure: How many numbers `prior_prec` has: `"scalar"`, `"layer"` (one for each
             container of arrays, the default), `"unit"` (one for each output of a weight) or
             `"parameter"`. The last two need a curvature that does not mix parameters, such as
@@ -159,12 +160,19 @@ def marglik_training(
     _check_drawn(problem.data, batch_size=batch_size, num_curv_samples=num_curv_samples)
     operator = make_operator(problem, measured, subset, memory_budget=memory_budget, progress=False)
     start = dict(prior_arguments or {})
-    precision = start.get("prior_prec", 1.0)
-    start["prior_prec"] = start_precision(
-        precision, prior_structure, problem.params, problem.traced.program
-    )
-    parse_prior_arguments(start, operator.space, problem.likelihood)  # refused before work starts
-    check_fits(estimator, operator, start["prior_prec"])
+    if "prior" not in start:
+        precision = start.get("prior_prec", 1.0)
+        start["prior_prec"] = start_precision(
+            precision, prior_structure, problem.params, problem.traced.program
+        )
+    elif prior_structure is not None:
+        raise ValueError(
+            f"prior_structure={prior_structure!r} says how many precisions are chosen; 'prior' has "
+            "a precision of its own: leave one of them out"
+        )
+    parse_arguments(start, operator.space, problem.likelihood)  # refused before work starts
+    if "prior" not in start:
+        check_fits(estimator, operator, start["prior_prec"])
     if corrected and not isinstance(estimator, Full):
         warn(
             f"corrected=True with curv_type={curv_type!r}: under a part of the curvature the "
@@ -313,10 +321,10 @@ class _Run:
     def _joint(self, state: HyperState) -> Joint:
         problem = self.problem
         space = self.operator.space
-        arguments = parse_prior_arguments(state.prior_arguments, space, problem.likelihood)
-        precision = DiagonalPriorPrecision.of(arguments.precision, space)
+        arguments = parse_arguments(state.prior_arguments, space, problem.likelihood)
+        diagonal = DiagonalPriorPrecision.of(arguments.precision, space)
         return Joint(
-            prior=Prior(precision, arguments.mean, space),
+            prior=Prior(arguments.structured or diagonal, arguments.mean, space),
             likelihood_scale=arguments.likelihood_scale,
             examples=jnp.asarray(self.size.examples),
             weight=jnp.asarray(self.size.weight),
