@@ -7,10 +7,9 @@ import jax
 import pytest
 
 COMPILE_AS_USERS = os.environ.get("LAPLAX_COMPILE_AS_USERS") == "1"
-# Without these emitters XLA compiles two to three times as fast. A program in one piece takes two
-# thirds of the time of one whose parts are compiled by several threads. XLA reads the flags once,
-# before it compiles anything; an XLA that no longer has one ends the process and names it.
-QUICK_FLAG = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+# Without these emitters XLA compiles two to three times as fast. It reads the flags once, before it
+# compiles anything; an XLA that no longer has this one ends the process and names it.
+QUICK_FLAG = "--xla_cpu_use_fusion_emitters=false"
 if not COMPILE_AS_USERS and QUICK_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAG}".strip()
 

@@ -274,19 +274,10 @@ def gram(kernel: KernelFn, x: PyTree, y: PyTree | None = None) -> jax.Array:
         >>> print(f"{K[0, 0]:.3f} {K[0, 1]:.3f}")
         1.000 0.607
     """
-    return _gram(opaque(kernel), x, x if y is None else y)
+    second = x if y is None else y
+    return jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(second))(x)
 
 
 def gram_diagonal(kernel: KernelFn, x: PyTree) -> jax.Array:
     """k(x, x) for inputs along the first axis, shape (n,)."""
-    return _gram_diagonal(opaque(kernel), x)
-
-
-@jax.jit
-def _gram(kernel: KernelFn, x: PyTree, y: PyTree) -> jax.Array:
-    return jax.vmap(lambda a: jax.vmap(lambda b: kernel(a, b))(y))(x)
-
-
-@jax.jit
-def _gram_diagonal(kernel: KernelFn, x: PyTree) -> jax.Array:
     return jax.vmap(lambda a: kernel(a, a))(x)
